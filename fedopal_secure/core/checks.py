@@ -1,0 +1,230 @@
+"""What a client checks in the server's messages: one function for one rule.
+
+Each rule stands alone so that a test can take away exactly one of them and show the attack that it stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedopal_secure.core import messages
+from fedopal_secure.core.errors import PolicyRefusal, ServerFault
+from fedopal_secure.core.graph import has_quorum
+from fedopal_secure.core.messages import Advert, Context, Relay, RevealRequest, Roster, ShareMessage, UploadHeader, View
+
+if TYPE_CHECKING:
+    from fedopal_secure.core.client import ParentView
+    from fedopal_secure.core.policy import Membership
+
+
+def _require(holds: bool, reason: str) -> None:
+    if not holds:
+        raise ServerFault(reason)
+
+
+def _ascending(identities: Sequence[bytes]) -> bool:
+    return all(low < high for low, high in zip(identities, identities[1:], strict=False))
+
+
+# Roster, before sharing.
+
+
+def roster_is_ours(roster: Roster, session: bytes, clients: int) -> None:
+    """It belongs to this session and is no larger than the parameters allow."""
+    _require(roster.session == session, "the roster is of another session")
+    _require(len(roster.adverts) <= clients, f"the roster has {len(roster.adverts)} members, the session {clients}")
+
+
+def roster_is_ordered(roster: Roster) -> None:
+    """Identities ascend strictly, so none occurs twice."""
+    _require(_ascending([advert.sender for advert in roster.adverts]), "the roster repeats an identity or is unordered")
+
+
+def roster_shows_own_advert(roster: Roster, own: Advert) -> None:
+    """Our own entry is what we sent, byte for byte."""
+    _require(own in roster.adverts, "the roster omits or alters our own advert")
+
+
+def roster_admits_only_members(roster: Roster, members: Membership) -> None:
+    """The policy knows every identity."""
+    for advert in roster.adverts:
+        if not members.admits(advert.sender, advert.certificate):
+            raise PolicyRefusal("members", f"{advert.sender.hex()[:12]} is in the roster and unknown to the policy")
+
+
+def roster_is_signed(roster: Roster, session: bytes) -> None:
+    """Every advert is for this session and signed by its sender."""
+    for advert in roster.adverts:
+        _require(
+            advert.session == session and messages.is_signed(advert),
+            f"the advert of {advert.sender.hex()[:12]} is not signed for this session",
+        )
+
+
+def roster_repeats_no_key(roster: Roster) -> None:
+    """No public key occurs twice, in either role: a copied masking key could cancel its owner's masks."""
+    keys = [key for advert in roster.adverts for key in (advert.mask_key, advert.seal_key)]
+    _require(len(set(keys)) == len(keys), "a public key occurs twice in the roster")
+
+
+# Relay, before uploading.
+
+
+def relay_is_ours(relay: Relay, session: bytes, identities: Sequence[bytes]) -> None:
+    """It belongs to this session, and its dealers are distinct roster members in order."""
+    dealers = [dealt.message.sender for dealt in relay.dealers]
+    _require(relay.session == session, "the relay is of another session")
+    _require(_ascending(dealers), "the relay repeats a dealer or is unordered")
+    _require(set(dealers) <= set(identities), "the relay names a dealer outside the roster")
+
+
+def relay_shows_own_message(relay: Relay, own: ShareMessage) -> None:
+    """We shared, so we are among the sharers, with the message that we sent."""
+    _require(any(dealt.message == own for dealt in relay.dealers), "the relay omits or alters our own share message")
+
+
+def relayed_messages_are_signed(relay: Relay, session: bytes, roster: bytes) -> None:
+    """Every dealer signed its message, for this session and this roster."""
+    for dealt in relay.dealers:
+        message = dealt.message
+        _require(
+            message.session == session and message.roster == roster and messages.is_signed(message),
+            f"the share message of {message.sender.hex()[:12]} is not signed for this session and roster",
+        )
+
+
+def relayed_messages_fit(relay: Relay, holders: int) -> None:
+    """Every dealer shared with the whole roster, one entry for each holder."""
+    for dealt in relay.dealers:
+        _require(fits(dealt.message, holders), f"the share message of {dealt.message.sender.hex()[:12]} does not fit")
+
+
+def fits(message: ShareMessage, holders: int) -> bool:
+    """Whether a share message has one entry for each member of the roster."""
+    entries = (message.key_commitments, message.seed_commitments, message.ciphertext_hashes)
+    return message.holders == tuple(range(holders)) and all(len(entry) == holders for entry in entries)
+
+
+def relayed_ciphertexts_are_the_dealers(relay: Relay, position: int) -> None:
+    """Each ciphertext is the one whose hash its dealer signed."""
+    for dealt in relay.dealers:
+        _require(
+            messages.ciphertext_hash(dealt.ciphertext) == dealt.message.ciphertext_hashes[position],
+            f"the ciphertext of {dealt.message.sender.hex()[:12]} is not the one it signed",
+        )
+
+
+def enough_shared(relay: Relay, threshold: int) -> None:
+    """At least the threshold of our holders shared; with fewer our masks could not be removed lawfully."""
+    _require(len(relay.dealers) >= threshold, f"{len(relay.dealers)} shared, below the threshold of {threshold}")
+
+
+# Context, when uploading.
+
+
+def context_is_ours(context: Context, session: bytes, parent: bytes) -> None:
+    """It belongs to this session and continues the parent that the parameters name."""
+    _require(context.session == session, "the context is of another session")
+    _require(context.parent == parent, "the context continues another session than the parameters say")
+
+
+def context_shows_own_parent_view(context: Context, parent: ParentView | None) -> None:
+    """The parent's view and survivors are those that we attested ourselves."""
+    told = (context.parent, context.parent_view, context.parent_survivors)
+    known = (b"", b"", ()) if parent is None else (parent.session, parent.view, parent.survivors)
+    _require(told == known, "the context shows another view of the parent session than we attested")
+
+
+# View, before attesting.
+
+
+def view_is_ours(view: View, session: bytes, roster: bytes, sharers: bytes, context: bytes) -> None:
+    """Session, roster, sharers and context are those that we know."""
+    _require(
+        (view.session, view.roster, view.sharers, view.context) == (session, roster, sharers, context),
+        "the view is of another session, roster, set of sharers or context than ours",
+    )
+
+
+def survivors_are_distinct_sharers(view: View, sharers: Sequence[bytes]) -> None:
+    """Survivors ascend strictly and all of them shared."""
+    survivors = [header.sender for header in view.survivors]
+    _require(_ascending(survivors), "the view repeats a survivor or is unordered")
+    _require(set(survivors) <= set(sharers), "the view has a survivor that never shared")
+
+
+def survivors_headers_match(view: View) -> None:
+    """Every survivor uploaded under this same session, roster, set of sharers and context."""
+    for header in view.survivors:
+        _require(
+            (header.session, header.roster, header.sharers, header.context)
+            == (view.session, view.roster, view.sharers, view.context),
+            f"{header.sender.hex()[:12]} uploaded under another roster, set of sharers or context",
+        )
+
+
+def survivors_headers_are_signed(view: View) -> None:
+    """Every survivor signed its header."""
+    for header in view.survivors:
+        _require(messages.is_signed(header), f"the upload header of {header.sender.hex()[:12]} is not signed by it")
+
+
+def view_treats_us_right(view: View, identity: bytes, own: UploadHeader | None) -> None:
+    """We are a survivor if and only if we uploaded, and with our own header byte for byte."""
+    shown = [header for header in view.survivors if header.sender == identity]
+    _require(shown == ([] if own is None else [own]), "the view is wrong about our own upload")
+
+
+def cohort_is_reached(view: View, cohort: int) -> None:
+    """The sum is over enough clients."""
+    if len(view.survivors) < cohort:
+        raise PolicyRefusal("min_survivors", f"{len(view.survivors)} survivors, and {cohort} are needed")
+
+
+def survivors_are_the_parents(view: View, parent: bytes, context: Context) -> None:
+    """A session that continues another sums over no one who was not in that one."""
+    survivors = {header.sender for header in view.survivors}
+    _require(not parent or survivors <= set(context.parent_survivors), "a survivor was not one of the parent session")
+
+
+# Reveal request, before releasing a share.
+
+
+def request_is_for_own_view(request: RevealRequest, session: bytes, view: bytes) -> None:
+    """It asks about the one view that we signed."""
+    _require(
+        (request.session, request.view) == (session, view), "the request is for another view than the one we signed"
+    )
+
+
+def attestations_are_of_distinct_members(request: RevealRequest, identities: Sequence[bytes]) -> None:
+    """Signers ascend strictly and are in the roster."""
+    signers = [attestation.sender for attestation in request.attestations]
+    _require(_ascending(signers), "the request repeats a signer or is unordered")
+    _require(set(signers) <= set(identities), "the request shows a signature from outside the roster")
+
+
+def attestations_are_signed(request: RevealRequest, session: bytes, view: bytes) -> None:
+    """Every signature is on the view that we signed."""
+    for attestation in request.attestations:
+        _require(
+            (attestation.session, attestation.view) == (session, view) and messages.is_signed(attestation),
+            f"{attestation.sender.hex()[:12]} did not sign the view that we signed",
+        )
+
+
+def quorum_is_reached(request: RevealRequest, roster: int, corrupt: int) -> None:
+    """More than half of the roster and the corrupt clients together signed: no other view has as many."""
+    _require(
+        has_quorum(len(request.attestations), roster, corrupt),
+        f"{len(request.attestations)} signatures are no quorum of {roster} members with c = {corrupt}",
+    )
+
+
+def lists_are_the_views(request: RevealRequest, survivors: Sequence[bytes], dropped: Sequence[bytes]) -> None:
+    """The two lists are exactly the survivors and the other sharers of that view: never both kinds for one client."""
+    _require(
+        (request.survivors, request.dropped) == (tuple(survivors), tuple(dropped)),
+        "the lists are not exactly the survivors and the dropped sharers of the view",
+    )

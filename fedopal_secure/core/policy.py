@@ -1,0 +1,96 @@
+"""A client's own rules: what it must see before it takes part. The server is never trusted to choose them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from fedopal_secure.core.errors import PolicyRefusal
+from fedopal_secure.core.graph import threshold
+from fedopal_secure.core.identity import verify_certificate
+from fedopal_secure.core.params import SessionParams, check_params, least_cohort
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Which identities may take part: those listed, and those that the authority certified.
+
+    With an authority, resistance to sybils is the authority's word and no longer ours.
+    """
+
+    identities: frozenset[bytes] = frozenset()
+    authority: bytes | None = None
+
+    def admits(self, identity: bytes, certificate: bytes) -> bool:
+        """Whether an identity, with the certificate that it shows (or none), may take part."""
+        if identity in self.identities:
+            return True
+        return self.authority is not None and verify_certificate(self.authority, identity, certificate)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a client agreed to. Every comparison is against the client's own copy of these values.
+
+    `corrupt` is the number of corrupt clients it assumes at most, `max_images` the image cap of the whole federation,
+    `prompt_radius` the largest norm of a mean prompt's distance from P_init, `sessions` how many chains of sessions
+    it grants on the same data.
+    """
+
+    members: Membership
+    servers: frozenset[bytes]
+    backbone: str
+    backbone_hash: bytes
+    preprocessing: str
+    classes: tuple[str, ...]
+    corrupt: int
+    max_images: int
+    release: str = ""
+    min_survivors: int = 3
+    min_threshold: int = 2
+    prompt_radius: float = math.inf
+    sessions: int = 1
+    protocols: frozenset[str] = field(default_factory=lambda: frozenset({"secagg/v1"}))
+
+
+def check_proposal(policy: Policy, params: SessionParams) -> None:
+    """Refuse a session before anything is sent; raises PolicyRefusal with the name of the rule."""
+
+    def require(rule: str, holds: bool, detail: str) -> None:
+        if not holds:
+            raise PolicyRefusal(rule, detail)
+
+    task = params.task
+    require("protocols", params.protocol in policy.protocols, f"protocol {params.protocol!r} is not accepted")
+    check_params(params)
+    require("servers", params.server in policy.servers, f"server {params.server.hex()[:12]} is not known")
+    require("corrupt", params.corrupt >= policy.corrupt, f"c = {params.corrupt} is below {policy.corrupt}")
+    require(
+        "min_survivors",
+        params.min_survivors >= policy.min_survivors,
+        f"a cohort of {params.min_survivors} is below {policy.min_survivors}",
+    )
+    require("backbone", task.backbone == policy.backbone, f"{task.backbone!r} is not {policy.backbone!r}")
+    require("backbone_hash", task.backbone_hash == policy.backbone_hash, "the backbone's weights are not those agreed")
+    require("preprocessing", task.preprocessing == policy.preprocessing, "the preprocessing is not the one agreed")
+    require("classes", task.classes == policy.classes, "the class list is not the one agreed")
+    require("max_images", task.max_images <= policy.max_images, f"{task.max_images} is above {policy.max_images}")
+    require("release", task.release == policy.release, "the release is not the one agreed")
+
+
+def cohort(policy: Policy, params: SessionParams) -> int:
+    """Fewest survivors that this client lets into a sum."""
+    return max(least_cohort(params.corrupt), params.min_survivors, policy.min_survivors)
+
+
+def roster_threshold(policy: Policy, params: SessionParams, roster: int) -> int:
+    """The threshold for a roster of this size; raises PolicyRefusal if the policy or the roster forbids it."""
+    needed = cohort(policy, params)
+    if roster < needed:
+        raise PolicyRefusal("min_survivors", f"a roster of {roster} cannot give a cohort of {needed}")
+    t = threshold(roster, params.corrupt)
+    if t > roster:
+        raise PolicyRefusal("corrupt", f"a roster of {roster} with c = {params.corrupt} has no threshold")
+    if t < policy.min_threshold:
+        raise PolicyRefusal("min_threshold", f"threshold {t} is below {policy.min_threshold}")
+    return t
