@@ -6,6 +6,7 @@ Each rule stands alone so that a test can take away exactly one of them and show
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fedopal_secure.core import messages
@@ -24,7 +25,7 @@ def _require(holds: bool, reason: str) -> None:
 
 
 def _ascending(identities: Sequence[bytes]) -> bool:
-    return all(low < high for low, high in zip(identities, identities[1:], strict=False))
+    return all(low < high for low, high in pairwise(identities))
 
 
 # Roster, before sharing.

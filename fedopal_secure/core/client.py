@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from fedopal_secure.core.policy import Policy, check_proposal, cohort, roster_th
 from fedopal_secure.core.ring import U64, Ring, to_wire
 from fedopal_secure.core.secret import Secret
 from fedopal_secure.core.shamir import SHARE_BYTES, Entropy, split
-from fedopal_secure.core.transitions import Phase, State, use
+from fedopal_secure.core.transitions import Phase, State, follow, use
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class ClientState(State):
 
     def secrets(self) -> Iterator[Secret]:
         """Every session secret that the state holds."""
-        yield from ()
+        for entry in fields(self):
+            yield from _secrets_in(getattr(self, entry.name))
 
 
 @dataclass(repr=False, eq=False)
@@ -84,9 +85,6 @@ class Advertised(ClientState):
     mask_secret: Secret
     seal_secret: Secret
     advert: Advert
-
-    def secrets(self) -> Iterator[Secret]:
-        yield from (self.mask_secret, self.seal_secret)
 
 
 @dataclass(repr=False, eq=False)
@@ -99,9 +97,6 @@ class Shared(ClientState):
     room: Room
     own: ShareMessage
     own_held: Held
-
-    def secrets(self) -> Iterator[Secret]:
-        yield from (self.mask_secret, self.seal_secret, self.seed, self.own_held.key_share, self.own_held.seed_share)
 
 
 @dataclass(repr=False, eq=False)
@@ -125,10 +120,6 @@ class Holding(ClientState):
         """Dealers whose shares this client could not use."""
         return tuple(dealer for dealer, held in self.held.items() if held is None)
 
-    def secrets(self) -> Iterator[Secret]:
-        yield from (self.mask_secret, self.seed)
-        yield from _held_secrets(self.held)
-
 
 @dataclass(repr=False, eq=False)
 class Attested(ClientState):
@@ -140,9 +131,6 @@ class Attested(ClientState):
     view_hash: bytes
     survivors: tuple[bytes, ...]
 
-    def secrets(self) -> Iterator[Secret]:
-        yield from _held_secrets(self.held)
-
 
 @dataclass(repr=False, eq=False)
 class Revealed(ClientState):
@@ -151,10 +139,15 @@ class Revealed(ClientState):
     view: ParentView
 
 
-def _held_secrets(held: dict[bytes, Held | None]) -> Iterator[Secret]:
-    for entry in held.values():
-        if entry is not None:
-            yield from (entry.key_share, entry.seed_share)
+def _secrets_in(value: object) -> Iterator[Secret]:
+    match value:
+        case Secret():
+            yield value
+        case Held(key_share, seed_share):
+            yield from (key_share, seed_share)
+        case dict():
+            for entry in value.values():
+                yield from _secrets_in(entry)
 
 
 def abandon(state: ClientState) -> None:
@@ -321,6 +314,7 @@ def upload(state: Holding, vector: U64, context_bytes: bytes, parent: ParentView
     attested in the session that this one continues, None if it continues none. Returns the state and an Upload.
     Raises ServerFault if the context is not that parent's, MisuseError for a vector that does not fit.
     """
+    follow(state, "upload")
     setup, params = state.setup, state.setup.params
     ring = Ring(params.modulus)
     if vector.dtype != np.uint64 or vector.shape != (params.length,) or not ring.contains(vector):
@@ -379,6 +373,7 @@ def attest(
     A client that did not upload passes the context and parent here instead. Returns the state and an Attestation.
     Raises ServerFault, or PolicyRefusal if the cohort is too small.
     """
+    follow(state, "attest")
     if (state.header is None) == (context_bytes is None):
         raise MisuseError("the context is given once: at upload, or at attest by a client that did not upload")
     with _step(state, "attest") as phase:

@@ -44,11 +44,11 @@ def decode(kind: type[T], data: bytes, fault: Callable[[str], FedopalError]) -> 
     """
     name = kind.__name__.lower()
     try:
-        value = _decoder(kind).decode(data)
+        value: T = _decoder(kind).decode(data)  # type: ignore[arg-type]
     except msgspec.MsgspecError as error:
         raise fault(f"not a valid {name}: {error}") from None
     except (UnicodeDecodeError, RecursionError, OverflowError):
         raise fault(f"not a valid {name}: malformed bytes") from None
     if _ENCODER.encode(value) != data:
         raise fault(f"not a canonical {name}: the same value has another encoding")
-    return value  # type: ignore[no-any-return]
+    return value

@@ -24,6 +24,8 @@ from fedopal_secure.core.ring import U64, Ring
 ADD: Final = 1
 SUBTRACT: Final = -1
 
+_FIELD: Final = 2**255 - 19
+
 # A multiple of 8 that stays in a core's cache together with the piece of the vector that it is added to.
 _CHUNK: Final = 1 << 17
 _ZEROS: Final = bytes(_CHUNK)
@@ -35,7 +37,13 @@ def public_key(private: bytes) -> bytes:
 
 
 def agree(private: bytes, public: bytes, owner: bytes) -> bytes:
-    """The X25519 shared secret; raises ClientFault(owner) if `public` is of small order (an all-zero result)."""
+    """The X25519 shared secret.
+
+    Raises ClientFault(owner) if `public` is of small order (an all-zero result), or is not the one canonical form of
+    its point: X25519 ignores the top bit, so a key with another form could be in a roster twice and look like two.
+    """
+    if int.from_bytes(public, "little") >= _FIELD:
+        raise ClientFault(owner, "advertised a key in another than its canonical form")
     try:
         return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
@@ -56,7 +64,7 @@ def _expand(secret: bytes, info: bytes) -> bytes:
 
 
 def seal_key(shared: bytes, sender: bytes, recipient: bytes, keys: tuple[bytes, bytes], bound: bytes) -> bytes:
-    """The AES-256-GCM key of one direction; `keys` are the sealing public keys of sender and recipient in this order."""
+    """The AES-256-GCM key of one direction; `keys` are the sealing public keys of sender and recipient, in order."""
     return _expand(shared, domains.KEY_SEAL + sender + recipient + keys[0] + keys[1] + bound)
 
 

@@ -18,6 +18,8 @@ from fedopal_secure.core.identity import SigningKey, verify
 _UNSIGNED = bytes(64)
 
 Share = Annotated[bytes, msgspec.Meta(max_length=33)]
+# Two shares of 33 bytes and the tag of AES-256-GCM.
+Ciphertext = Annotated[bytes, msgspec.Meta(max_length=82)]
 Certificate = Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
@@ -61,14 +63,14 @@ class Shares(Message, frozen=True, tag="shares"):
     """A dealer's signed message and its ciphertexts, one for each holder; its own place is empty."""
 
     message: ShareMessage
-    ciphertexts: tuple[bytes, ...]
+    ciphertexts: tuple[Ciphertext, ...]
 
 
 class Relayed(Message, frozen=True):
     """One dealer's signed message and the ciphertext for the client that reads it."""
 
     message: ShareMessage
-    ciphertext: bytes
+    ciphertext: Ciphertext
 
 
 class Relay(Message, frozen=True, tag="relay"):
@@ -215,5 +217,5 @@ KEY_SHARE, SEED_SHARE = b"\x01", b"\x02"
 
 
 def share_commitment(session: bytes, dealer: bytes, index: int, kind: bytes, share: bytes) -> bytes:
-    """A dealer's commitment to the share of the holder with this index; fewer than t shares leave it 256 bits to guess."""
+    """A dealer's commitment to one holder's share; whoever has fewer than t shares has 256 bits to guess."""
     return domains.digest(domains.SHARE, session, dealer, index.to_bytes(4, "big"), kind, share)

@@ -101,15 +101,18 @@ def least_cohort(corrupt: int) -> int:
     return max(3, corrupt + 2)
 
 
-def check_params(params: SessionParams) -> None:
-    """Refuse parameters that no policy can make safe; raises PolicyRefusal with the rule's name."""
+def check_params(params: SessionParams, protocol: str = PROTOCOL) -> None:
+    """Refuse parameters that no policy can make safe; raises PolicyRefusal with the rule's name.
+
+    `protocol` is the one that the caller is about to speak.
+    """
 
     def require(rule: str, holds: bool, detail: str) -> None:
         if not holds:
             raise PolicyRefusal(rule, detail)
 
     p, task = params, params.task
-    require("protocol", p.protocol == PROTOCOL, f"protocol {p.protocol!r} is not {PROTOCOL!r}")
+    require("protocol", p.protocol == protocol, f"protocol {p.protocol!r} is not {protocol!r}")
     require("name", bool(p.name), "the session has no name")
     require("parent", len(p.parent) in (0, 32), "the parent is neither empty nor a session id")
     require("clients", 3 <= p.clients <= MAX_CLIENTS, f"{p.clients} clients; 3 to {MAX_CLIENTS} are possible")
@@ -132,8 +135,10 @@ def check_params(params: SessionParams) -> None:
     require("segments", p.length <= MAX_LENGTH, f"{p.length} entries in all")
     require("classes", len(task.classes) >= 2, "a classifier needs two classes")
     require("classes", len(set(task.classes)) == len(task.classes), "a class is named twice")
-    require("feature_dimension", 1 <= task.feature_dimension <= 2**16, f"{task.feature_dimension}")
+    require("feature_dimension", 2 <= task.feature_dimension <= 2**16, f"{task.feature_dimension}")
     require("feature_bits", 1 <= task.feature_bits <= 24, f"{task.feature_bits} bits; 1 to 24 are possible")
+    # Rounding moves a feature by sqrt(d)/2 grid units at most, and something must be left of 2**bits.
+    require("feature_bits", 4 ** (task.feature_bits + 1) > task.feature_dimension, "too few for the dimension")
     require("feature_bound", math.isfinite(task.feature_bound) and task.feature_bound > 0, f"{task.feature_bound}")
     require("max_images", 1 <= task.max_images <= 2**40, f"{task.max_images} images")
     require("prompt_mode", task.prompt_mode in PROMPT_MODES, f"{task.prompt_mode!r} is not one of {PROMPT_MODES}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fedopal_secure.core.errors import PolicyRefusal
 from fedopal_secure.core.graph import threshold
 from fedopal_secure.core.identity import verify_certificate
-from fedopal_secure.core.params import SessionParams, check_params, least_cohort
+from fedopal_secure.core.params import PROTOCOL, SessionParams, check_params, least_cohort
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Policy:
     min_threshold: int = 2
     prompt_radius: float = math.inf
     sessions: int = 1
-    protocols: frozenset[str] = field(default_factory=lambda: frozenset({"secagg/v1"}))
+    protocols: frozenset[str] = field(default_factory=lambda: frozenset({PROTOCOL}))
 
 
-def check_proposal(policy: Policy, params: SessionParams) -> None:
+def check_proposal(policy: Policy, params: SessionParams, protocol: str = PROTOCOL) -> None:
     """Refuse a session before anything is sent; raises PolicyRefusal with the name of the rule."""
 
     def require(rule: str, holds: bool, detail: str) -> None:
@@ -62,7 +62,7 @@ def check_proposal(policy: Policy, params: SessionParams) -> None:
 
     task = params.task
     require("protocols", params.protocol in policy.protocols, f"protocol {params.protocol!r} is not accepted")
-    check_params(params)
+    check_params(params, protocol)
     require("servers", params.server in policy.servers, f"server {params.server.hex()[:12]} is not known")
     require("corrupt", params.corrupt >= policy.corrupt, f"c = {params.corrupt} is below {policy.corrupt}")
     require(

@@ -49,7 +49,7 @@ def is_prime(number: int) -> bool:
 
 @dataclass(frozen=True)
 class Ring:
-    """Arithmetic on uint64 residues; `modulus` is 0 for 2**64, else a prime below 2**63 (checked with the parameters)."""
+    """Arithmetic on uint64 residues; `modulus` is 0 for 2**64, or a prime below 2**63 (checked with the parameters)."""
 
     modulus: int
 

@@ -18,7 +18,7 @@ import numpy as np
 from fedopal_secure.core import masks, messages
 from fedopal_secure.core.checks import fits
 from fedopal_secure.core.codec import decode, encode
-from fedopal_secure.core.errors import ClientFault, SessionAborted
+from fedopal_secure.core.errors import ClientFault, MisuseError, SessionAborted
 from fedopal_secure.core.graph import has_quorum, threshold
 from fedopal_secure.core.messages import KEY_SHARE, SEED_SHARE, Context
 from fedopal_secure.core.params import SessionParams, check_params, least_cohort, session_id
@@ -70,6 +70,7 @@ class _Records:
     sharers: bytes = b""
     context: bytes = b""
     view: bytes = b""
+    parent_survivors: tuple[bytes, ...] = ()
     identities: tuple[bytes, ...] = ()
     threshold: int = 0
 
@@ -84,17 +85,9 @@ class ServerState(State):
     records: _Records
 
     @property
-    def heard(self) -> frozenset[bytes]:
-        """The clients whose message of the current phase has been accepted."""
-        r = self.records
-        collected: dict[Phase, dict[bytes, object]] = {
-            Phase.ADVERTS: dict(r.adverts),
-            Phase.SHARES: dict(r.shares),
-            Phase.UPLOADS: dict(r.headers),
-            Phase.ATTESTATIONS: dict(r.attestations),
-            Phase.REVEALS: dict(r.reveals),
-        }
-        return frozenset(collected.get(self.phase, ()))
+    def sharers(self) -> tuple[bytes, ...]:
+        """The clients that have shared, in the order of their identities: those whose uploads can be unmasked."""
+        return tuple(sorted(self.records.shares))
 
 
 def start(params: SessionParams, members: Membership) -> tuple[ServerState, bytes]:
@@ -126,8 +119,14 @@ def close(state: ServerState) -> tuple[ServerState, dict[bytes, bytes]]:
 
 
 def open_uploads(state: ServerState, context: Context) -> tuple[ServerState, bytes]:
-    """Begin the uploads under a context; the bytes are for every sharer."""
+    """Begin the uploads under a context; the bytes are for every sharer.
+
+    Raises MisuseError for the context of another session or parent, which every client would refuse.
+    """
     follow(state, "open")
+    if (context.session, context.parent) != (state.session, state.params.parent):
+        raise MisuseError("the context is not of this session and the parent that its parameters name")
+    state.records.parent_survivors = context.parent_survivors
     state.records.context = messages.context_hash(context)
     state.records.total = np.zeros(state.params.length, dtype=np.uint64)
     return _next(state, "open"), encode(context)
@@ -139,7 +138,7 @@ def finish(state: ServerState) -> Sum:
     Raises SessionAborted if fewer shares than the threshold are good for some sharer, ClientFault naming a dealer
     whose shares are as committed and yet do not rebuild what it advertised.
     """
-    use(state, "close")
+    use(state, "finish")
     return _unmask(state)
 
 
@@ -197,6 +196,9 @@ def _receive_upload(state: ServerState, sender: bytes, data: bytes) -> None:
     _require(sender, header.sender == sender, "sent another identity's upload")
     _require(sender, sender in r.shares, "uploaded without having shared")
     _require(sender, sender not in r.headers, "uploaded twice")
+    # Every client would refuse a view with such a survivor, so taking the upload would end the session.
+    lawful = not params.parent or sender in r.parent_survivors
+    _require(sender, lawful, "uploaded without being a survivor of the parent session")
     _require(
         sender,
         (header.session, header.roster, header.sharers, header.context)
@@ -345,7 +347,9 @@ class _Rebuilder:
     def seed(self, dealer: bytes, position: int) -> bytes:
         """A survivor's self-mask seed."""
         message = self._records.shares[dealer].message
-        shown = [(place, holder, self._records.reveals[holder].seed_shares[position]) for place, holder in self._holders]
+        shown = [
+            (place, holder, self._records.reveals[holder].seed_shares[position]) for place, holder in self._holders
+        ]
         seed = self._combine(dealer, SEED_SHARE, message.seed_commitments, shown)
         if seed is None or messages.seed_hash(seed) != message.seed_hash:
             raise ClientFault(dealer, "dealt shares that do not rebuild the self-mask seed it committed to")

@@ -81,6 +81,8 @@ class Recovery:
         dealer could make the result depend on whose shares happen to be used.
         """
         values = [int.from_bytes(share, "big") for share in shares]
+        if any(value >= PRIME for value in values):
+            return None  # the same element in a second form: no honest dealer makes one
         base, extra = values[: self._threshold], values[self._threshold :]
         for coefficients, value in zip(self._at_extra, extra, strict=True):
             if _dot(coefficients, base) != value:

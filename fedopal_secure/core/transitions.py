@@ -48,7 +48,7 @@ SERVER: Final = {
     Phase.SET_UP: {"open": Phase.UPLOADS},
     Phase.UPLOADS: {"receive": Phase.UPLOADS, "close": Phase.ATTESTATIONS},
     Phase.ATTESTATIONS: {"receive": Phase.ATTESTATIONS, "close": Phase.REVEALS},
-    Phase.REVEALS: {"receive": Phase.REVEALS, "close": Phase.SUMMED},
+    Phase.REVEALS: {"receive": Phase.REVEALS, "finish": Phase.SUMMED},
     Phase.SUMMED: {},
 }
 

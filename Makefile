@@ -1,0 +1,51 @@
+# The commands of this repository. `make demo` and `make test` make .venv by themselves.
+PYTHON ?= python3
+WORKERS ?= 2
+CHECKED := fedopal_secure/core fedopal_secure/encoding fedopal_secure/statistics fedopal_secure/solver
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint test-torch-free coverage format constraints clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+demo: .venv/.stamp ## twelve simulated clients train one classifier; five of them drop out
+	.venv/bin/fedopal-secure demo
+
+test: lint ## all checks and all tests
+	.venv/bin/python -m pytest -n $(WORKERS)
+
+lint: .venv/.stamp ## formatting, lint, types, import layers
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy $(CHECKED)
+	.venv/bin/lint-imports
+
+test-torch-free: .venv-base/.stamp ## the server side in an environment that has no torch
+	FEDOPAL_TORCH_FREE=1 .venv-base/bin/python -m pytest tests/torch_free
+
+coverage: .venv/.stamp ## tests with line and branch coverage
+	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing:skip-covered
+
+format: .venv/.stamp ## rewrite the sources as `make test` wants them
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+# What torch pins by itself (CUDA libraries, triton) depends on the platform and stays out.
+constraints: .venv/.stamp ## record the versions installed now, after the tests passed with them
+	{ sed -n '/^#/p' constraints.txt; \
+	  .venv/bin/pip freeze --exclude-editable | grep -E '^[A-Za-z0-9_.-]+==' | grep -viE '^(nvidia|cuda|triton)'; \
+	} > constraints.new && mv constraints.new constraints.txt && touch .venv/.stamp
+
+clean: ## remove the environments and what the tools left
+	rm -rf .venv .venv-base .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage dist
+
+.venv/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet -c constraints.txt -e ".[all,dev]"
+	@touch $@
+
+.venv-base/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-base
+	.venv-base/bin/pip install --quiet -c constraints.txt -e . pytest
+	@touch $@

@@ -1,0 +1,77 @@
+"""Image files to uint8 arrays: one meaning for every colour mode, orientation and bit depth that people have.
+
+Each decoded image is (h, w) for greyscale or (h, w, 3) for RGB, upright and opaque. Only the formats in
+`SUFFIXES` are opened, so that a file from a stranger cannot reach the rarer decoders of the imaging library.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from fedopal_secure.core.errors import InputError
+
+SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
+_FORMATS: Final = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")
+
+
+def is_image_name(name: str) -> bool:
+    """True for a visible file whose suffix, in any case, is that of a format we open."""
+    path = Path(name)
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
+def read_image(path: Path) -> NDArray[np.uint8]:
+    """Decode one file to uint8 (h, w) or (h, w, 3); `InputError` names the file that cannot be read."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read image {path}: {error.strerror or error}") from error
+    return decode_image(raw, str(path))
+
+
+def decode_image(raw: bytes, name: str) -> NDArray[np.uint8]:
+    """Decode the bytes of one image to uint8 (h, w) or (h, w, 3).
+
+    The EXIF orientation is applied. Greyscale and black-and-white stay (h, w); 16-bit greyscale is divided by 257, so
+    that its full range maps to 0..255. Palette, CMYK and other colour images become RGB. Transparent pixels are laid
+    on white, as a browser shows them. Of an animation the first frame is taken.
+
+    Raises:
+        InputError: in one line with `name`, for broken bytes, an unknown format, or 32-bit pixels, whose range no
+            file states.
+    """
+    try:
+        with Image.open(io.BytesIO(raw), formats=_FORMATS) as opened:
+            return _to_array(ImageOps.exif_transpose(opened))
+    # Broken bytes make the decoders raise nearly anything (OSError, SyntaxError, ValueError, struct.error, ...).
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, UnidentifiedImageError):
+            reason = "not an image in a known format" if raw else "the file is empty"
+        raise InputError(
+            f"unreadable image {name}: {reason}; repair or remove it, or pass --skip-unreadable"
+        ) from error
+
+
+def _to_array(image: Image.Image) -> NDArray[np.uint8]:
+    mode = image.mode
+    if mode in ("I", "F"):
+        raise ValueError(f"32-bit pixels (mode {mode}) have no stated range, convert it to 8 or 16 bits")
+    if mode.startswith("I;16"):
+        wide = np.asarray(image).astype(np.uint32)
+        return ((wide + 128) // 257).astype(np.uint8)
+    if mode in ("1", "L") and "transparency" not in image.info:
+        return np.array(image.convert("L"), dtype=np.uint8)
+    if image.has_transparency_data:
+        grey = mode in ("1", "L", "LA", "La")
+        layered = image.convert("RGBA")
+        paper = Image.new("RGBA", layered.size, "white")
+        image = Image.alpha_composite(paper, layered).convert("L" if grey else "RGB")
+        return np.array(image, dtype=np.uint8)
+    return np.array(image.convert("RGB"), dtype=np.uint8)
