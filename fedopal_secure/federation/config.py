@@ -1,0 +1,156 @@
+"""The configuration files of a round: what the server proposes, and what a client's policy allows.
+
+Every field can be written in TOML under the same name (`examples/simulate.toml`, `examples/policy.toml`). An unknown
+field, or a value outside its range, is an error in one line.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from fedopal_secure.core.errors import InputError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+PromptMode = Literal["none", "public", "local", "two-phase"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TuningSettings(_Section):
+    """How each client tunes its prompts (FedOPAL eq. 6; the defaults are the paper's, which names no learning rate)."""
+
+    epochs: Annotated[int, Field(ge=0, description="passes over the client's images, E")] = 5
+    proximal: Annotated[float, Field(ge=0, allow_inf_nan=False, description="mu, weight of |P - P_init|^2 / 2")] = 0.1
+    learning_rate: Annotated[Positive, Field(description="of Adam")] = 5e-3
+    batch_size: Annotated[Count, Field(description="images in a step")] = 32
+
+
+class PromptSettings(_Section):
+    """Visual prompts (FedOPAL eq. 4, 5, 8)."""
+
+    mode: Annotated[PromptMode, Field(description="none, public, local (the paper) or two-phase")] = "two-phase"
+    file: Annotated[Path | None, Field(description="the public prompts of mode 'public': a released model")] = None
+    tokens: Annotated[Count, Field(description="number of prompt tokens, M")] = 10
+    bound: Annotated[Positive, Field(description="largest magnitude of an entry")] = 4.0
+    bits: Annotated[int, Field(ge=1, le=32, description="bits of the integer grid")] = 24
+    tuning: TuningSettings = TuningSettings()
+
+
+class FeatureSettings(_Section):
+    """The integer grid of the features."""
+
+    bound: Annotated[Positive, Field(description="norm that features are scaled or clipped to")] = 1.0
+    bits: Annotated[int, Field(ge=1, le=24, description="bits of the integer grid")] = 12
+    normalise: Annotated[bool, Field(description="scale every feature to the bound; else clip to it")] = True
+
+
+class HeadSettings(_Section):
+    """The ridge head (FedOPAL eq. 9)."""
+
+    rule: Annotated[Literal["gcv", "fixed"], Field(description="generalised cross-validation, or `value`")] = "gcv"
+    value: Annotated[float, Field(ge=0, allow_inf_nan=False, description="lambda of rule 'fixed'")] = 1e-6
+    intercept: Annotated[bool, Field(description="a free intercept; the paper has none")] = True
+
+
+class SimulationConfig(_Section):
+    """A whole round in one process: the data, how it is split, who drops out, and what the server proposes."""
+
+    dataset: Annotated[str, Field(description="'digits', a folder, FILE.npz, FILE.tar, or a name in $FEDOPAL_DATA")] = (
+        "digits"
+    )
+    train_limit: Annotated[Count | None, Field(description="use only this many training images")] = None
+    skip_unreadable: Annotated[bool, Field(description="skip and count unreadable images")] = False
+    backbone: Annotated[str, Field(description="'embedded' or 'timm:NAME[@CHECKPOINT]'")] = "embedded"
+    image_size: Annotated[Count | None, Field(description="side of the input in pixels; default: the backbone's")] = (
+        None
+    )
+    clients: Annotated[int, Field(ge=3, le=256)] = 12
+    corrupt: Annotated[int | None, Field(ge=0, description="corrupt clients tolerated, c; default: clients / 5")] = None
+    min_survivors: Annotated[int | None, Field(ge=3, description="least cohort; default: max(3, c + 2)")] = None
+    alpha: Annotated[float, Field(gt=0, description="Dirichlet concentration; small is skewed, inf is even")] = 0.1
+    protocol: Annotated[Literal["pairwise", "plain"], Field(description="how vectors are summed")] = "pairwise"
+    max_images: Annotated[Count | None, Field(description="public cap on images in all; default: next power of 2")] = (
+        None
+    )
+    drop: Annotated[tuple[str, ...], Field(description="[SESSION.]PHASE:COUNT or [SESSION.]PHASE:ID,ID")] = ()
+    seed: Annotated[int, Field(ge=0, description="of the data split, tuning, keys and masks")] = 0
+    baselines: Annotated[bool, Field(description="also compute the baselines, for comparison")] = False
+    prompts: PromptSettings = PromptSettings()
+    features: FeatureSettings = FeatureSettings()
+    head: HeadSettings = HeadSettings()
+
+    @field_validator("alpha")
+    @classmethod
+    def _alpha_is_a_number(cls, alpha: float) -> float:
+        if alpha != alpha:
+            raise ValueError("must be a number above 0")
+        return alpha
+
+    @property
+    def corrupt_clients(self) -> int:
+        """c, with its default."""
+        return self.clients // 5 if self.corrupt is None else self.corrupt
+
+    @property
+    def cohort(self) -> int:
+        """The least cohort, with its default."""
+        return max(3, self.corrupt_clients + 2) if self.min_survivors is None else self.min_survivors
+
+
+class PolicyConfig(_Section):
+    """A client's own policy.
+
+    What is left out is not asked for, except for the limits, whose defaults hold. In a simulation identities, backbone
+    and classes are those of the simulation; where the file names them, they must be the same.
+    """
+
+    identities: Annotated[dict[str, str], Field(description="name = Ed25519 public key in hex")] = {}
+    authority: Annotated[str | None, Field(description="public key whose certificates admit identities")] = None
+    servers: Annotated[dict[str, str], Field(description="name = Ed25519 public key in hex")] = {}
+    backbone: str | None = None
+    backbone_hash: Annotated[str | None, Field(description="SHA-256 in hex, as `model.safetensors` records it")] = None
+    preprocessing: str | None = None
+    classes: tuple[str, ...] | None = None
+    corrupt: Annotated[int, Field(ge=0, description="corrupt clients assumed at most, c")] = 0
+    min_survivors: Annotated[int, Field(ge=3, description="least cohort")] = 3
+    min_threshold: Annotated[int, Field(ge=2, description="least threshold of the secret sharing")] = 2
+    max_images: Annotated[Count, Field(description="largest cap on images in all")] = 2**40
+    prompt_radius: Annotated[float, Field(gt=0, description="largest distance of a mean prompt from P_init")] = 1e3
+    sessions: Annotated[Count, Field(description="how many chains of sessions may use the same data")] = 1
+    protocols: Annotated[tuple[str, ...], Field(description="protocols that are accepted")] = ("secagg/v1",)
+
+
+Config = TypeVar("Config", bound=_Section)
+
+
+def parse_config(kind: type[Config], values: dict[str, Any], source: str) -> Config:
+    """Check plain values against a model; raises InputError in one line that names the field."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the configuration"
+        raise InputError(f"{source}: '{where}': {first['msg']}") from None
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; raises InputError if it is missing or malformed."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}): give a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not valid TOML: {error}") from None
+
+
+def dump_toml(config: _Section) -> str:
+    """The configuration as TOML, complete, so that it runs again; fields that are unset are left out."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))

@@ -1,0 +1,208 @@
+"""The server's side of a round: it proposes the sessions, collects answers, and solves for the released model.
+
+It knows nothing of images or of the backbone beyond its name and hash, and runs without torch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedopal_secure.core.codec import encode
+from fedopal_secure.core.errors import ClientFault, MisuseError, OverflowBudgetError, SessionAborted
+from fedopal_secure.core.identity import SigningKey
+from fedopal_secure.core.messages import Context
+from fedopal_secure.core.params import SessionParams, Task
+from fedopal_secure.core.policy import Membership
+from fedopal_secure.core.server import Blame, Sum
+from fedopal_secure.core.shamir import Entropy
+from fedopal_secure.federation.config import HeadSettings
+from fedopal_secure.federation.secure_sum import PHASES, UPLOAD, SumServer, open_server
+from fedopal_secure.federation.timings import Timings
+from fedopal_secure.federation.transcript import Transcript, public_part
+from fedopal_secure.federation.vectors import (
+    PROMPTS_SESSION,
+    STATISTICS_SESSION,
+    PromptTotal,
+    feature_grid,
+    from_vector,
+    session_names,
+    session_segments,
+)
+from fedopal_secure.model import Model
+from fedopal_secure.solver.moments import Moments
+from fedopal_secure.solver.ridge import solve_ridge
+from fedopal_secure.statistics.sums import SufficientStatistics
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What the server fixes before a round. `protocol` is the name that goes into the session parameters."""
+
+    protocol: str
+    clients: int
+    corrupt: int
+    min_survivors: int
+    task: Task
+    public_prompts: NDArray[np.float32] | None = None
+
+
+@dataclass
+class SessionRecord:
+    """What the server notes of one session: bytes and answers by phase, who was at fault, and the sum."""
+
+    params: SessionParams
+    requested: dict[str, dict[bytes, int]] = field(default_factory=dict)
+    answered: dict[str, dict[bytes, int]] = field(default_factory=lambda: defaultdict(dict))
+    faults: list[Blame] = field(default_factory=list)
+    result: Sum | None = None
+
+    def dropped(self) -> dict[str, tuple[bytes, ...]]:
+        """For each phase that asks for an answer, the clients of whom none was accepted, each where it first failed."""
+        lost: dict[str, tuple[bytes, ...]] = {}
+        gone: set[bytes] = set()
+        for phase, asked in self.requested.items():
+            missing = asked.keys() - self.answered[phase].keys() - gone
+            if missing and phase not in ("hold", "join"):
+                lost[phase] = tuple(sorted(missing))
+                gone |= missing
+        return lost
+
+
+class RoundServer:
+    """One round, from the proposal to the released model."""
+
+    def __init__(
+        self,
+        key: SigningKey,
+        members: Membership,
+        invited: tuple[bytes, ...],
+        proposal: Proposal,
+        head: HeadSettings,
+        entropy: Entropy,
+        transcript: Transcript,
+        timings: Timings,
+    ) -> None:
+        """`invited` are the identities to propose to; `entropy` gives the session nonces."""
+        self._proposal, self._head = proposal, head
+        self._transcript, self._timings = transcript, timings
+        self.sessions = session_names(proposal.task.prompt_mode)
+        self.phases = PHASES[proposal.protocol]
+        self.records: dict[str, SessionRecord] = {}
+        self._sums: dict[str, SumServer] = {}
+        parent = b""
+        for name in self.sessions:
+            params = SessionParams(
+                proposal.protocol,
+                name,
+                entropy(32),
+                key.identity,
+                parent,
+                proposal.clients,
+                proposal.corrupt,
+                proposal.min_survivors,
+                0,
+                session_segments(proposal.task, name, proposal.clients),
+                proposal.task,
+            )
+            self._sums[name] = open_server(params, members, invited)
+            self.records[name] = SessionRecord(params)
+            parent = self._sums[name].session
+
+    def request(self, session: str, phase: str) -> dict[bytes, bytes]:
+        """End the phase before and return this phase's request for each client that is to answer it.
+
+        Raises SessionAborted, naming the rule, if too few are left.
+        """
+        server, record = self._sums[session], self.records[session]
+        context = self._context(session) if phase == UPLOAD else None
+        requests = server.request(phase, context)
+        if context is not None and context.parent:
+            requests = {client: body for client, body in requests.items() if client in context.parent_survivors}
+        if phase != "hold" and requests:
+            self._transcript.record(server.session, phase, "server", next(iter(requests.values())))
+        record.requested[phase] = {client: len(body) for client, body in requests.items()}
+        return requests
+
+    def receive(self, session: str, phase: str, client: bytes, answer: bytes) -> None:
+        """Take a client's answer; one that is at fault is noted and has no effect."""
+        server, record = self._sums[session], self.records[session]
+        try:
+            with self._timings.stage("aggregate"):
+                server.receive(client, answer)
+        except ClientFault as fault:
+            record.faults.append(Blame(fault.client, fault.reason))
+            return
+        self._transcript.record(server.session, phase, client.hex(), public_part(phase, answer))
+        record.answered[phase][client] = len(answer)
+
+    def finish(self, session: str) -> None:
+        """End a session with its sum. Raises SessionAborted, or ClientFault naming a dealer that cheated."""
+        record = self.records[session]
+        with self._timings.stage("unmask"):
+            result = self._sums[session].finish()
+        record.result = result
+        record.faults += result.blame
+        try:
+            from_vector(record.params, result.total)
+        except OverflowBudgetError as error:
+            raise SessionAborted("max_images", str(error)) from None
+
+    def result(self, session: str) -> Sum:
+        """The sum of a finished session."""
+        result = self.records[session].result
+        if result is None:
+            raise MisuseError(f"the session '{session}' is not finished")
+        return result
+
+    def _context(self, session: str) -> Context:
+        server = self._sums[session]
+        if not server.params.parent:
+            return Context(server.session, b"", b"", (), b"")
+        before = self.result(PROMPTS_SESSION)
+        total = self._prompt_total(PROMPTS_SESSION)
+        return Context(server.session, before.session, before.view, before.survivors, encode(total))
+
+    def _prompt_total(self, session: str) -> PromptTotal:
+        result = self.result(session)
+        _, prompts = from_vector(self.records[session].params, result.total)
+        if prompts is None:
+            raise MisuseError(f"the session '{session}' sums no prompts")
+        return PromptTotal(len(result.survivors), prompts.astype("<i8").tobytes())
+
+    def prompts(self) -> NDArray[np.float32] | None:
+        """The released prompts, float32 (tokens, dimension): the mean of the survivors' (FedOPAL eq. 8), or public."""
+        mode = self._proposal.task.prompt_mode
+        if mode == "none":
+            return None
+        if mode == "public":
+            return self._proposal.public_prompts
+        return self._prompt_total(self.sessions[0]).mean(self._proposal.task)
+
+    def statistics(self) -> SufficientStatistics:
+        """The summed statistics of the survivors, on the integer grid."""
+        statistics, _ = from_vector(self.records[STATISTICS_SESSION].params, self.result(STATISTICS_SESSION).total)
+        if statistics is None:
+            raise MisuseError("the session sums no statistics")
+        return statistics
+
+    def release(self) -> Model:
+        """Solve for the head (FedOPAL eq. 9) and put the model together."""
+        task, head = self._proposal.task, self._head
+        with self._timings.stage("solve"):
+            grid = feature_grid(task)
+            moments = Moments.from_statistics(self.statistics(), grid)
+            solved = solve_ridge(moments, head.rule, head.value, intercept=head.intercept)
+        return Model(
+            solved,
+            self.prompts(),
+            task.classes,
+            task.backbone,
+            task.backbone_hash,
+            task.preprocessing,
+            grid,
+            self._transcript.head,
+        )

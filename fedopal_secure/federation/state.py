@@ -1,0 +1,53 @@
+"""What a client must not forget, on its own disk: the phases that it has answered, and the sums it gave its data to.
+
+Both are written and flushed before the answer leaves, because a process that dies after answering and comes back must
+not answer again. Whoever can delete or roll back this file can undo that; it is an assumption, not a defence.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from fedopal_secure.core.errors import MisuseError, PolicyRefusal
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS answered (session BLOB, phase TEXT, PRIMARY KEY (session, phase));
+CREATE TABLE IF NOT EXISTS given (data BLOB, chain BLOB, name TEXT, session BLOB, PRIMARY KEY (data, chain, name));
+"""
+
+
+class Journal:
+    """A SQLite file (or `:memory:`) with a journal of answered phases and a ledger of what the data was given to."""
+
+    def __init__(self, path: Path | str = ":memory:") -> None:
+        self._database = sqlite3.connect(path, isolation_level=None)
+        self._database.execute("PRAGMA synchronous = FULL")
+        self._database.executescript(_SCHEMA)
+
+    def answer(self, session: bytes, phase: str) -> None:
+        """Note that a phase is about to be answered; raises MisuseError if it has been before."""
+        try:
+            self._database.execute("INSERT INTO answered VALUES (?, ?)", (session, phase))
+        except sqlite3.IntegrityError:
+            raise MisuseError(f"phase '{phase}' of session {session.hex()[:12]} was answered before") from None
+
+    def give(self, data: bytes, chain: bytes, name: str, session: bytes, granted: int) -> None:
+        """Note that the data with this digest is about to enter a sum.
+
+        `chain` is the id of the chain's first session and `name` what the session sums; a chain sums each thing once,
+        and `granted` chains may use the same data. Raises PolicyRefusal.
+        """
+        others = self._database.execute(
+            "SELECT COUNT(DISTINCT chain) FROM given WHERE data = ? AND chain <> ?", (data, chain)
+        ).fetchone()[0]
+        if others >= granted:
+            raise PolicyRefusal("sessions", f"this data is in {others} sums already, and the policy grants {granted}")
+        try:
+            self._database.execute("INSERT INTO given VALUES (?, ?, ?, ?)", (data, chain, name, session))
+        except sqlite3.IntegrityError:
+            raise PolicyRefusal("sessions", f"this data is in a sum of {name} of the same chain already") from None
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()

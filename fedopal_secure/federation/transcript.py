@@ -1,0 +1,101 @@
+"""The hash-chained record of every public message of a round, written as the round goes.
+
+A transcript is a folder: `chain.jsonl` has one line for each message, and `messages/NNNNN.bin` its bytes. Each line
+carries the hash of the line before it, so the hash of the last line (the head) fixes the whole record. Sealed shares
+are not public: of a dealer's message only the signed part is recorded, which holds their hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedopal_secure.core.codec import decode, encode
+from fedopal_secure.core.errors import InputError
+from fedopal_secure.core.messages import Shares
+
+_LABEL = b"fedopal-secure/transcript/v1\x00"
+_START = bytes(32).hex()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One public message: who sent it, in which session and phase, and its bytes (or, for a fault, a sentence)."""
+
+    session: str
+    phase: str
+    sender: str
+    body: bytes
+
+
+class Transcript:
+    """A record that only grows. Without a folder, only the head is kept."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._count = 0
+        self.head = _START
+        if folder is not None:
+            if folder.exists():
+                raise InputError(f"{folder} already holds a transcript: choose another output folder")
+            (folder / "messages").mkdir(parents=True)
+
+    def record(self, session: bytes, phase: str, sender: str, body: bytes) -> None:
+        """Append a message; `sender` is `server` or an identity in hex."""
+        line = json.dumps(
+            {
+                "number": self._count,
+                "session": session.hex(),
+                "phase": phase,
+                "sender": sender,
+                "bytes": len(body),
+                "sha256": hashlib.sha256(body).hexdigest(),
+                "previous": self.head,
+            },
+            separators=(",", ":"),
+        )
+        if self._folder is not None:
+            (self._folder / "messages" / f"{self._count:05d}.bin").write_bytes(body)
+            with (self._folder / "chain.jsonl").open("a", encoding="ascii") as chain:
+                chain.write(line + "\n")
+        self._count += 1
+        self.head = _link(line)
+
+
+def _link(line: str) -> str:
+    return hashlib.sha256(_LABEL + line.encode("ascii")).hexdigest()
+
+
+def public_part(phase: str, body: bytes) -> bytes:
+    """What of a client's message everyone may see: all of it, except for ciphertexts."""
+    if phase != "share":
+        return body
+    return encode(decode(Shares, body, InputError).message)
+
+
+def read_transcript(folder: Path) -> tuple[list[Entry], str]:
+    """Read a transcript and check its chain; returns the entries and the head.
+
+    Raises InputError naming the first entry whose line, number or bytes are not those that were recorded.
+    """
+    try:
+        lines = (folder / "chain.jsonl").read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise InputError(f"{folder} holds no readable transcript: give the transcript folder of a run") from None
+    entries, head = [], _START
+    for number, line in enumerate(lines):
+        problem = f"entry {number} of the transcript {folder} is not the one that was recorded"
+        try:
+            fields = json.loads(line)
+            body = (folder / "messages" / f"{number:05d}.bin").read_bytes()
+            told = (fields["number"], fields["bytes"], fields["sha256"], fields["previous"])
+            entry = Entry(fields["session"], fields["phase"], fields["sender"], body)
+        except (OSError, ValueError, KeyError, TypeError):
+            raise InputError(problem) from None
+        if told != (number, len(body), hashlib.sha256(body).hexdigest(), head):
+            raise InputError(problem)
+        entries.append(entry)
+        head = _link(line)
+    return entries, head

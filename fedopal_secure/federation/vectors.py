@@ -1,0 +1,89 @@
+"""What the vector of each session holds; both sides derive it from the task, and neither trusts the other."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedopal_secure.core.codec import Message
+from fedopal_secure.core.errors import OverflowBudgetError
+from fedopal_secure.core.params import Segment, SessionParams, Task
+from fedopal_secure.encoding.grid import FeatureGrid, PromptGrid
+from fedopal_secure.encoding.layout import PROMPTS, prompt_segment, statistics_segments
+from fedopal_secure.encoding.vector import pack, unpack
+from fedopal_secure.statistics.sums import SufficientStatistics
+
+PROMPTS_SESSION: Final = "prompts"
+STATISTICS_SESSION: Final = "statistics"
+
+
+def session_names(prompt_mode: str) -> tuple[str, ...]:
+    """The sessions of a round, in order: two-phase sums the prompts first, every other mode sums once."""
+    return (PROMPTS_SESSION, STATISTICS_SESSION) if prompt_mode == "two-phase" else (STATISTICS_SESSION,)
+
+
+def session_segments(task: Task, name: str, clients: int) -> tuple[Segment, ...]:
+    """The segments of a session: prompts, statistics, or (in mode `local`) both in one vector.
+
+    Raises OverflowBudgetError if the task's bounds fit no width.
+    """
+    segments: tuple[Segment, ...] = ()
+    if name == STATISTICS_SESSION:
+        segments = statistics_segments(task.feature_dimension, len(task.classes), task.feature_bits, task.max_images)
+    if name == PROMPTS_SESSION or task.prompt_mode == "local":
+        segments += (prompt_segment(task.prompt_tokens, task.prompt_dimension, task.prompt_bits, clients),)
+    return segments
+
+
+def feature_grid(task: Task) -> FeatureGrid:
+    """The grid of the task's features."""
+    return FeatureGrid(task.feature_dimension, task.feature_bound, task.feature_bits, task.normalise)
+
+
+def prompt_grid(task: Task) -> PromptGrid:
+    """The grid of the task's prompts."""
+    return PromptGrid(task.prompt_bound, task.prompt_bits)
+
+
+def to_vector(
+    params: SessionParams, statistics: SufficientStatistics | None, prompts: NDArray[np.int64] | None
+) -> NDArray[np.uint64]:
+    """Statistics and prompts on the grid, as the vector of a session: uint64 (length,)."""
+    arrays = {} if statistics is None else statistics.to_arrays()
+    if prompts is not None:
+        arrays[PROMPTS] = prompts.reshape(-1)
+    return pack(params.segments, arrays)
+
+
+def from_vector(
+    params: SessionParams, total: NDArray[np.uint64]
+) -> tuple[SufficientStatistics | None, NDArray[np.int64] | None]:
+    """The inverse of `to_vector`, of a sum; raises OverflowBudgetError if there were more images than the cap."""
+    task, arrays = params.task, unpack(params.segments, total)
+    statistics = prompts = None
+    if params.name == STATISTICS_SESSION:
+        statistics = SufficientStatistics.from_arrays(arrays, task.feature_dimension, len(task.classes))
+        statistics.check_budget(task.max_images)
+    if PROMPTS in arrays:
+        prompts = arrays[PROMPTS].reshape(task.prompt_tokens, task.prompt_dimension)
+    return statistics, prompts
+
+
+class PromptTotal(Message, frozen=True, tag="prompt-total"):
+    """The summed prompts of a finished session, as the next one's context carries them.
+
+    `total` is int64 (tokens, dimension) in little-endian bytes, grid units; `clients` is how many were summed.
+    """
+
+    clients: int
+    total: bytes
+
+    def mean(self, task: Task) -> NDArray[np.float32]:
+        """The mean prompt, float32 (tokens, dimension); FedOPAL eq. 8. Raises OverflowBudgetError."""
+        shape = (task.prompt_tokens, task.prompt_dimension)
+        if self.clients < 1 or len(self.total) != 8 * shape[0] * shape[1]:
+            raise OverflowBudgetError("the summed prompts do not have the shape that the task says")
+        total = np.frombuffer(self.total, dtype="<i8").astype(np.int64).reshape(shape)
+        return prompt_grid(task).mean(total, self.clients)

@@ -1,0 +1,168 @@
+"""The released artefact: prompts, head and the facts that make them usable, in one safetensors file.
+
+A model names the backbone that it was made for by a hash of its weights, and refuses to run on another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from fedopal_secure.core.errors import InputError
+from fedopal_secure.encoding.grid import FeatureGrid
+from fedopal_secure.solver.ridge import RidgeHead
+
+if TYPE_CHECKING:
+    from fedopal_secure.vision.backbone import Backbone
+
+FORMAT: Final = "fedopal-secure/model/v1"
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A classifier: frozen backbone, prompts (float32 (M, D) or None) and linear head.
+
+    `transcript` is the head of the transcript of the round that released it, in hex.
+    """
+
+    head: RidgeHead
+    prompts: NDArray[np.float32] | None
+    classes: tuple[str, ...]
+    backbone: str
+    backbone_hash: bytes
+    preprocessing: str
+    grid: FeatureGrid
+    transcript: str
+
+    def load_backbone(self, image_size: int | None = None) -> Backbone:
+        """The backbone that this model needs; raises InputError if what loads under its name has another hash."""
+        from fedopal_secure.vision.backbone import load_backbone
+
+        backbone = load_backbone(self.backbone, image_size)
+        self.check_backbone(backbone)
+        return backbone
+
+    def check_backbone(self, backbone: Backbone) -> None:
+        """Raise InputError unless name, weights and preprocessing are those that the head was computed on."""
+        if (backbone.id, backbone.hash, backbone.preprocessing) != (
+            self.backbone,
+            self.backbone_hash.hex(),
+            self.preprocessing,
+        ):
+            raise InputError(
+                f"the model was made on backbone {self.backbone!r} with hash {self.backbone_hash.hex()[:12]}, and this "
+                f"is {backbone.id!r} with hash {backbone.hash[:12]}: give the same weights and image size"
+            )
+
+    def scores(
+        self, backbone: Backbone, images: NDArray[np.uint8], progress: Callable[[int], None] | None = None
+    ) -> NDArray[np.float64]:
+        """Scores, float64 (n, classes), of images that `Backbone.preprocess` has made; FedOPAL eq. 10."""
+        from fedopal_secure.vision.features import extract_features
+
+        features = extract_features(backbone, images, self.prompts, progress=progress)
+        return self.head.scores(self.grid.normalised(features))
+
+    def predict(self, images: Sequence[NDArray[np.uint8]], backbone: Backbone | None = None) -> NDArray[np.float64]:
+        """Scores, float64 (n, classes), of uint8 images (h, w) or (h, w, 3) of any size."""
+        backbone = backbone or self.load_backbone()
+        self.check_backbone(backbone)
+        return self.scores(backbone, np.stack([backbone.preprocess(image) for image in images]))
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file: tensors `weights`, `intercept`, `prompts`; everything else as metadata."""
+        tensors: dict[str, NDArray[Any]] = {"weights": self.head.weights, "intercept": self.head.intercept}
+        if self.prompts is not None:
+            tensors["prompts"] = self.prompts
+        facts = {
+            "format": FORMAT,
+            "classes": list(self.classes),
+            "backbone": self.backbone,
+            "backbone_hash": self.backbone_hash.hex(),
+            "preprocessing": self.preprocessing,
+            "feature_bound": self.grid.bound,
+            "feature_bits": self.grid.bits,
+            "normalise": self.grid.normalise,
+            "lambda": {"rule": self.head.rule, "value": self.head.ridge},
+            "transcript": self.transcript,
+        }
+        metadata = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
+        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path, metadata)
+
+    @classmethod
+    def load(cls, path: Path) -> Model:
+        """Read a file that `save` wrote; raises InputError if it is something else."""
+        try:
+            with safe_open(path, "numpy") as file:
+                facts = {name: json.loads(value) for name, value in (file.metadata() or {}).items()}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+            if facts["format"] != FORMAT:
+                raise KeyError
+            ridge = facts["lambda"]
+            weights = tensors["weights"]
+            grid = FeatureGrid(len(weights), facts["feature_bound"], facts["feature_bits"], facts["normalise"])
+            return cls(
+                RidgeHead(weights, tensors["intercept"], ridge["value"], ridge["rule"]),
+                tensors.get("prompts"),
+                tuple(facts["classes"]),
+                facts["backbone"],
+                bytes.fromhex(facts["backbone_hash"]),
+                facts["preprocessing"],
+                grid,
+                facts["transcript"],
+            )
+        except OSError as error:
+            reason = error.strerror or "no such file"
+            raise InputError(f"{path}: cannot be read ({reason}): give a model.safetensors of a run") from None
+        except (SafetensorError, KeyError, ValueError, TypeError):
+            raise InputError(f"{path}: not a released model: give the model.safetensors of a run") from None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a model does on labelled images; fractions in [0, 1], None where they are not defined.
+
+    `recall` is by class, `auc` the mean over classes of the area under the ROC curve of one class against the rest.
+    """
+
+    images: int
+    accuracy: float
+    accuracy_top5: float | None
+    recall: dict[str, float | None]
+    auc: float | None
+
+
+def evaluate(scores: NDArray[np.float64], labels: NDArray[np.int64], classes: tuple[str, ...]) -> Evaluation:
+    """Compare scores, float64 (n, classes), with labels, int64 (n,)."""
+    if not len(labels):
+        raise InputError("there are no images to evaluate on")
+    correct = scores.argmax(axis=1) == labels
+    top5 = None
+    if len(classes) > 5:
+        best = np.argpartition(-scores, 5, axis=1)[:, :5]
+        top5 = float((best == labels[:, None]).any(axis=1).mean())
+    shown = {name: labels == index for index, name in enumerate(classes)}
+    recall = {name: float(correct[members].mean()) if members.any() else None for name, members in shown.items()}
+    curves = [
+        _auc(scores[:, index], members)
+        for index, members in enumerate(shown.values())
+        if members.any() and not members.all()
+    ]
+    auc = float(np.mean(curves)) if curves else None
+    return Evaluation(len(labels), float(correct.mean()), top5, recall, auc)
+
+
+def _auc(score: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
+    from scipy.stats import rankdata
+
+    # The Mann-Whitney statistic: how often a positive scores above a negative, ties counting half.
+    ranks, count = rankdata(score), int(positive.sum())
+    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * (len(score) - count)))

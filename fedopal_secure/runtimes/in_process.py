@@ -1,0 +1,64 @@
+"""A whole round in one process, from top to bottom. It carries bytes between clients and server and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from fedopal_secure.federation.client import RoundClient
+from fedopal_secure.federation.secure_sum import UPLOAD
+from fedopal_secure.federation.server import RoundServer
+from fedopal_secure.model import Model
+
+Dropout = Callable[[str, str, Sequence[bytes]], Iterable[bytes]]
+
+
+def nobody(session: str, phase: str, asked: Sequence[bytes]) -> Iterable[bytes]:
+    """The dropout of a round in which everyone stays."""
+    return ()
+
+
+def run_round(server: RoundServer, clients: Mapping[bytes, RoundClient], dropout: Dropout = nobody) -> Model:
+    """Run every session of a round and return the released model.
+
+    `dropout(session, phase, asked)` says who disappears for good before answering a phase. Errors of the protocol
+    pass through: they name the rule that failed, or who is at fault.
+    """
+    alive = dict(clients)
+
+    def exchange(session: str, phase: str) -> None:
+        requests = server.request(session, phase)
+        for gone in dropout(session, phase, [client for client in requests if client in alive]):
+            del alive[gone]
+        for client, request in requests.items():
+            if client in alive:
+                answer = alive[client].answer(session, phase, request)
+                if answer:
+                    server.receive(session, phase, client, answer)
+
+    def tune() -> None:
+        for client in clients:
+            if client in alive:
+                clients[client].tune()
+
+    first, *setup = server.phases[: server.phases.index(UPLOAD)]
+    closing = server.phases[server.phases.index(UPLOAD) :]
+
+    for session in server.sessions:
+        exchange(session, first)
+    with ThreadPoolExecutor(1) as worker:
+        # Keys and shares depend on no data, so every session is set up while prompts are tuned.
+        tuning = worker.submit(tune)
+        try:
+            for session in server.sessions:
+                for phase in setup:
+                    exchange(session, phase)
+            tuning.result()
+        except BaseException:
+            alive.clear()  # nobody starts tuning any more
+            raise
+    for session in server.sessions:
+        for phase in closing:
+            exchange(session, phase)
+        server.finish(session)
+    return server.release()

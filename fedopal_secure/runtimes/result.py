@@ -1,0 +1,186 @@
+"""What `result.json` says of a run."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from fedopal_secure.core.params import least_cohort
+from fedopal_secure.encoding.vector import unpack
+from fedopal_secure.federation.secure_sum import UPLOAD
+from fedopal_secure.federation.server import SessionRecord
+
+
+class SessionResult(msgspec.Struct, frozen=True):
+    """One secure sum. Bytes are those of the client that moved most; names are the simulation's.
+
+    `setup_bytes_per_client` counts both directions of the phases before the upload, `closing_bytes_per_client` of those
+    after it, `upload_bytes_per_client` the upload with its header. `widths` are bytes per entry of each segment.
+    """
+
+    name: str
+    protocol: str
+    survivors: list[str]
+    dropped: dict[str, list[str]]
+    faults: list[str]
+    threshold: int
+    cohort: int
+    corrupt: int
+    setup_bytes_per_client: int
+    upload_bytes_per_client: int
+    closing_bytes_per_client: int
+    widths: dict[str, int]
+
+
+class Exact(msgspec.Struct, frozen=True):
+    """Whether the sums are those of the survivors' vectors; only a simulation can know."""
+
+    sum_equals_plain_sum: bool
+    max_abs_difference: int
+
+
+class Baseline(msgspec.Struct, frozen=True):
+    """Accuracies on the same test images, from the pooled data of those who uploaded.
+
+    `no_prompt`: no prompts. `centralised`: the released prompts; `head_identical` says whether its head is the
+    released one bit for bit. `pooled_tuning`: prompts tuned on the pooled data.
+    """
+
+    no_prompt: float
+    centralised: float
+    pooled_tuning: float | None
+    head_identical: bool
+
+
+class Ridge(msgspec.Struct, frozen=True):
+    """The lambda that was used, and the rule that chose it."""
+
+    rule: str
+    value: float
+
+
+class Prompts(msgspec.Struct, frozen=True):
+    """How the prompts came about; `distance` is |P - P_init| of what was released."""
+
+    mode: str
+    tokens: int
+    distance: float | None
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """What the run ran on."""
+
+    python: str
+    torch: str | None
+    numpy: str
+    cpu: str
+    gpu: str | None
+    version: str
+
+    @classmethod
+    def here(cls) -> Environment:
+        """This process's environment."""
+        try:
+            import torch
+
+            library = str(torch.__version__)
+            gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        except ImportError:
+            library, gpu = None, None
+        return cls(platform.python_version(), library, np.__version__, _cpu(), gpu, _version())
+
+
+class Result(msgspec.Struct, frozen=True):
+    """The whole of `result.json`."""
+
+    accuracy: float
+    accuracy_top5: float | None
+    test_images: int
+    train_images: int
+    skipped_images: int
+    clients: int
+    sessions: list[SessionResult]
+    plain_float32_bytes: int
+    plain_float32_triangle_bytes: int
+    exact: Exact | None
+    baseline: Baseline | None
+    ridge: Ridge = msgspec.field(name="lambda")
+    prompts: Prompts
+    privacy: None
+    transcript: str
+    timings_s: dict[str, float]
+    environment: Environment
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+
+
+def session_result(record: SessionRecord, names: Mapping[bytes, str]) -> SessionResult:
+    """Sum up what the server noted of a finished session; `names` maps identities to names."""
+    params, result = record.params, record.result
+    phases = list(record.requested)
+    at = phases.index(UPLOAD)
+
+    def most(directions: list[Mapping[str, Mapping[bytes, int]]], chosen: list[str]) -> int:
+        moved = dict.fromkeys(names, 0)
+        for direction in directions:
+            for phase in chosen:
+                for client, size in direction.get(phase, {}).items():
+                    moved[client] += size
+        return max(moved.values())
+
+    return SessionResult(
+        name=params.name,
+        protocol=params.protocol,
+        survivors=sorted(names[client] for client in result.survivors) if result else [],
+        dropped={phase: [names[client] for client in lost] for phase, lost in record.dropped().items()},
+        faults=[f"{names.get(blame.client, blame.client.hex()[:12])}: {blame.reason}" for blame in record.faults],
+        threshold=result.threshold if result else 0,
+        cohort=max(least_cohort(params.corrupt), params.min_survivors),
+        corrupt=params.corrupt,
+        setup_bytes_per_client=most([record.requested, record.answered], phases[:at]),
+        upload_bytes_per_client=most([record.answered], [UPLOAD]),
+        closing_bytes_per_client=most([record.requested, record.answered], phases[at + 1 :]),
+        widths={segment.name: segment.width for segment in params.segments},
+    )
+
+
+def compare_sums(
+    records: Mapping[str, SessionRecord], vectors: Mapping[tuple[bytes, bytes], NDArray[np.uint64]]
+) -> Exact:
+    """Compare every session's sum with the sum of its survivors' vectors; `vectors` by session id and identity."""
+    worst = 0
+    for record in records.values():
+        if record.result is None:
+            continue
+        plain = np.zeros(record.params.length, dtype=np.uint64)
+        for client in record.result.survivors:
+            plain += vectors[record.result.session, client]
+        expected, found = (unpack(record.params.segments, vector) for vector in (plain, record.result.total))
+        for name, values in expected.items():
+            # Python integers, because the difference of two int64 may not be one.
+            worst = max(worst, *(abs(int(a) - int(b)) for a, b in zip(values, found[name], strict=True) if a != b), 0)
+    return Exact(worst == 0, worst)
+
+
+def _version() -> str:
+    try:
+        return version("fedopal-secure")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
