@@ -97,7 +97,8 @@ def demo(
                 sizes = [f"{row.upload_bytes:,} B", f"{row.plain_float32_bytes:,} B", f"{ratio:.2f}"]
             table.add_row(row.name, f"{row.accuracy:.2%}", *sizes)
         console.print(table)
-        console.print(f"{found.dropped} of {found.clients} clients dropped out on the way, in every run.")
+        gone = ", ".join(f"{name} before '{phase}'" for name, phase in found.dropped)
+        console.print(f"{len(found.dropped)} of {found.clients} clients dropped out on the way: {gone}.")
         console.print(f"The masked sums equalled the plain sums of those who uploaded: difference {found.difference}.")
         same = "is" if found.identical else "is NOT"
         console.print(f"The two-phase head {same} the centralised head, bit for bit.")

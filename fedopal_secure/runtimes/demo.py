@@ -32,11 +32,15 @@ class DemoRow:
 
 @dataclass(frozen=True)
 class DemoReport:
-    """What the demonstration found. `difference` is the largest over all sums; `identical` compares the last heads."""
+    """What the demonstration found.
+
+    `dropped` says for each client that disappeared before which phase, in the two-phase run; `difference` is the
+    largest over all sums of all runs; `identical` compares the two-phase head with the centralised one.
+    """
 
     rows: tuple[DemoRow, ...]
     clients: int
-    dropped: int
+    dropped: tuple[tuple[str, str], ...]
     difference: int
     identical: bool
     seconds: float
@@ -81,6 +85,11 @@ class Demo:
         return DemoReport(tuple(rows), result.clients, _lost(result), difference, identical, seconds)
 
 
-def _lost(result: Result) -> int:
-    gone = {name for session in result.sessions for names in session.dropped.values() for name in names}
-    return len(gone)
+def _lost(result: Result) -> tuple[tuple[str, str], ...]:
+    """Each client that dropped out, with the first phase that it did not answer."""
+    first: dict[str, str] = {}
+    for session in reversed(result.sessions):  # keys and shares of the statistics are exchanged first
+        for phase, names in session.dropped.items():
+            for name in names:
+                first.setdefault(name, phase)
+    return tuple(first.items())
