@@ -47,8 +47,6 @@ def decode(kind: type[T], data: bytes, fault: Callable[[str], FedopalError]) -> 
         value: T = _decoder(kind).decode(data)  # type: ignore[arg-type]
     except msgspec.MsgspecError as error:
         raise fault(f"not a valid {name}: {error}") from None
-    except (UnicodeDecodeError, RecursionError, OverflowError):
-        raise fault(f"not a valid {name}: malformed bytes") from None
     if _ENCODER.encode(value) != data:
         raise fault(f"not a canonical {name}: the same value has another encoding")
     return value

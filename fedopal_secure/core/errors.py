@@ -6,6 +6,8 @@ machine can act on. `InputError` is for data and files; it lives here so that on
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class FedopalError(Exception):
     """Base of every error raised on purpose; its text is one line that says what is wrong and what to do."""
@@ -23,8 +25,22 @@ class MisuseError(FedopalError):
     """Our own caller broke the contract of a function: a state used twice, a vector of the wrong length."""
 
 
+@dataclass(frozen=True)
+class Blame:
+    """A client that did what no honest client does, or a dealer and a holder of whom one did (`holder` set)."""
+
+    client: bytes
+    reason: str
+    holder: bytes | None = None
+
+
 class ProtocolError(FedopalError):
-    """Base of everything that ends a protocol run. The command line exits with code 3."""
+    """Base of everything that ends a protocol run. The command line exits with code 3.
+
+    `blame` is what had come to light of clients by then, beyond what the error itself says.
+    """
+
+    blame: tuple[Blame, ...] = ()
 
 
 class ClientFault(ProtocolError):

@@ -166,7 +166,8 @@ _LABELS: dict[type, bytes] = {
 
 def sign(key: SigningKey, message: S) -> S:
     """Return the message with the sender's signature in place."""
-    return replace(message, signature=key.sign(_LABELS[type(message)], encode(message)))
+    unsigned = replace(message, signature=_UNSIGNED)
+    return replace(message, signature=key.sign(_LABELS[type(message)], encode(unsigned)))
 
 
 def is_signed(message: Signed) -> bool:

@@ -142,11 +142,12 @@ def check_params(params: SessionParams, protocol: str = PROTOCOL) -> None:
     require("feature_bound", math.isfinite(task.feature_bound) and task.feature_bound > 0, f"{task.feature_bound}")
     require("max_images", 1 <= task.max_images <= 2**40, f"{task.max_images} images")
     require("prompt_mode", task.prompt_mode in PROMPT_MODES, f"{task.prompt_mode!r} is not one of {PROMPT_MODES}")
+    require("prompt_bits", 1 <= task.prompt_bits <= 32, f"{task.prompt_bits} bits; 1 to 32 are possible")
+    require("prompt_bound", math.isfinite(task.prompt_bound) and task.prompt_bound > 0, f"{task.prompt_bound}")
     if task.prompt_mode == "none":
-        require("prompts", task.prompt_tokens == 0 and not task.prompt_source, "mode 'none' has no prompts")
+        empty = (task.prompt_tokens, task.prompt_dimension, task.prompt_source, task.tuning) == (0, 0, b"", "")
+        require("prompts", empty, "mode 'none' has no prompts")
     else:
         require("prompts", 1 <= task.prompt_tokens <= 2**12, f"{task.prompt_tokens} tokens")
         require("prompts", 1 <= task.prompt_dimension <= 2**16, f"dimension {task.prompt_dimension}")
         require("prompts", len(task.prompt_source) == 32, "the source of the prompts is not 32 bytes")
-        require("prompt_bits", 1 <= task.prompt_bits <= 32, f"{task.prompt_bits} bits; 1 to 32 are possible")
-        require("prompt_bound", math.isfinite(task.prompt_bound) and task.prompt_bound > 0, f"{task.prompt_bound}")

@@ -70,6 +70,8 @@ def check_proposal(policy: Policy, params: SessionParams, protocol: str = PROTOC
         params.min_survivors >= policy.min_survivors,
         f"a cohort of {params.min_survivors} is below {policy.min_survivors}",
     )
+    t = threshold(params.clients, params.corrupt)  # of a full roster; a smaller one has a smaller threshold
+    require("min_threshold", t >= policy.min_threshold, f"threshold {t} is below {policy.min_threshold}")
     require("backbone", task.backbone == policy.backbone, f"{task.backbone!r} is not {policy.backbone!r}")
     require("backbone_hash", task.backbone_hash == policy.backbone_hash, "the backbone's weights are not those agreed")
     require("preprocessing", task.preprocessing == policy.preprocessing, "the preprocessing is not the one agreed")
@@ -89,8 +91,6 @@ def roster_threshold(policy: Policy, params: SessionParams, roster: int) -> int:
     if roster < needed:
         raise PolicyRefusal("min_survivors", f"a roster of {roster} cannot give a cohort of {needed}")
     t = threshold(roster, params.corrupt)
-    if t > roster:
-        raise PolicyRefusal("corrupt", f"a roster of {roster} with c = {params.corrupt} has no threshold")
     if t < policy.min_threshold:
         raise PolicyRefusal("min_threshold", f"threshold {t} is below {policy.min_threshold}")
     return t

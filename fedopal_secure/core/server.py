@@ -18,7 +18,7 @@ import numpy as np
 from fedopal_secure.core import masks, messages
 from fedopal_secure.core.checks import fits
 from fedopal_secure.core.codec import decode, encode
-from fedopal_secure.core.errors import ClientFault, MisuseError, SessionAborted
+from fedopal_secure.core.errors import Blame, ClientFault, MisuseError, ProtocolError, SessionAborted
 from fedopal_secure.core.graph import has_quorum, threshold
 from fedopal_secure.core.messages import KEY_SHARE, SEED_SHARE, Context
 from fedopal_secure.core.params import SessionParams, check_params, least_cohort, session_id
@@ -29,15 +29,6 @@ from fedopal_secure.core.transitions import Phase, State, follow, use
 
 # Any clamped scalar finds a key of small order: the result is zero whatever the scalar.
 _PROBE = bytes(32)
-
-
-@dataclass(frozen=True)
-class Blame:
-    """A client that did what no honest client does, or a dealer and a holder of whom one did (`holder` set)."""
-
-    client: bytes
-    reason: str
-    holder: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -138,8 +129,18 @@ def finish(state: ServerState) -> Sum:
     Raises SessionAborted if fewer shares than the threshold are good for some sharer, ClientFault naming a dealer
     whose shares are as committed and yet do not rebuild what it advertised.
     """
+    follow(state, "finish")
+    # Before the state is used up: the server may wait for more and ask again.
+    _enough("threshold", len(state.records.reveals), state.records.threshold, "revealed")
     use(state, "finish")
-    return _unmask(state)
+    rebuild = _Rebuilder(state)
+    try:
+        total = _unmask(state, rebuild)
+    except ProtocolError as error:
+        error.blame = tuple(rebuild.blame)
+        raise
+    r = state.records
+    return Sum(state.session, total, *_view_lists(r), r.threshold, r.view, tuple(rebuild.blame))
 
 
 def _next(state: ServerState, event: str) -> ServerState:
@@ -248,7 +249,6 @@ def _close_adverts(state: ServerState) -> dict[bytes, bytes]:
     _enough("min_survivors", len(r.adverts), state.params.min_survivors, "advertised")
     r.identities = tuple(sorted(r.adverts))
     r.threshold = threshold(len(r.identities), state.params.corrupt)
-    _enough("threshold", len(r.identities), r.threshold, "are in the roster")
     roster = messages.Roster(state.session, tuple(r.adverts[identity] for identity in r.identities))
     r.roster = messages.roster_hash(roster)
     return dict.fromkeys(r.identities, encode(roster))
@@ -313,13 +313,11 @@ def _view_lists(records: _Records) -> tuple[tuple[bytes, ...], tuple[bytes, ...]
 # Recovery.
 
 
-def _unmask(state: ServerState) -> Sum:
+def _unmask(state: ServerState, rebuild: _Rebuilder) -> U64:
     r, params = state.records, state.params
     ring = Ring(params.modulus)
     survivors, dropped = _view_lists(r)
-    _enough("threshold", len(r.reveals), r.threshold, "revealed")
     binding = masks.Binding(state.session, r.roster, r.context)
-    rebuild = _Rebuilder(state)
     for position, survivor in enumerate(survivors):
         seed = rebuild.seed(survivor, position)
         masks.apply_stream(ring, r.total, masks.self_key(seed, survivor, binding), masks.SUBTRACT)
@@ -331,8 +329,7 @@ def _unmask(state: ServerState) -> Sum:
             stream = masks.pair_key(shared, (gone, keys[gone]), (survivor, keys[survivor]), binding)
             # The survivor's upload holds the stream with the survivor's sign; take it off again.
             masks.apply_stream(ring, r.total, stream, -masks.pair_sign(survivor, gone))
-    total = r.total if params.modulus else reduce_to_width(r.total, params.segments)
-    return Sum(state.session, total, survivors, dropped, r.threshold, r.view, tuple(rebuild.blame))
+    return r.total if params.modulus else reduce_to_width(r.total, params.segments)
 
 
 class _Rebuilder:

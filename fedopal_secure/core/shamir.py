@@ -46,17 +46,38 @@ def split(secret: bytes, threshold: int, indices: Sequence[int], entropy: Entrop
     return shares
 
 
-def lagrange(indices: Sequence[int], at: int) -> list[int]:
-    """Coefficients that turn values at `indices` into the value at `at`, for a polynomial of lower degree."""
-    coefficients = []
-    for own in indices:
-        numerator = denominator = 1
-        for other in indices:
-            if other != own:
-                numerator = numerator * (at - other) % PRIME
-                denominator = denominator * (own - other) % PRIME
-        coefficients.append(numerator * pow(denominator, -1, PRIME) % PRIME)
-    return coefficients
+class Basis:
+    """The Lagrange basis on some indices: turns values there into values elsewhere, for polynomials of lower degree."""
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        """`indices` are distinct and positive."""
+        self._indices = tuple(indices)
+        self._inverses: dict[int, int] = {}
+        self._weights = []
+        for own in indices:
+            product = 1
+            for other in indices:
+                if other != own:
+                    product = product * (own - other) % PRIME
+            self._weights.append(pow(product, -1, PRIME))
+
+    def at(self, point: int) -> list[int]:
+        """One coefficient for each index, for the value at a point that is none of them.
+
+        The barycentric form: linear in the indices, where the textbook product is quadratic for every point.
+        """
+        whole = 1
+        for index in self._indices:
+            whole = whole * (point - index) % PRIME
+        return [
+            whole * weight % PRIME * self._inverse(point - index) % PRIME
+            for index, weight in zip(self._indices, self._weights, strict=True)
+        ]
+
+    def _inverse(self, difference: int) -> int:
+        if difference not in self._inverses:
+            self._inverses[difference] = pow(difference, -1, PRIME)
+        return self._inverses[difference]
 
 
 class Recovery:
@@ -70,9 +91,9 @@ class Recovery:
         if len(set(indices)) != len(indices) or len(indices) < threshold:
             raise MisuseError("recovery needs shares of at least the threshold of distinct holders")
         self._threshold = threshold
-        base = indices[:threshold]
-        self._at_zero = lagrange(base, 0)
-        self._at_extra = [lagrange(base, extra) for extra in indices[threshold:]]
+        basis = Basis(indices[:threshold])
+        self._at_zero = basis.at(0)
+        self._at_extra = [basis.at(extra) for extra in indices[threshold:]]
 
     def combine(self, shares: Sequence[bytes]) -> bytes | None:
         """The secret, or None if the shares lie on no polynomial of the degree or it is not a 32-byte secret.

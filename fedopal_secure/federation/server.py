@@ -12,12 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedopal_secure.core.codec import encode
-from fedopal_secure.core.errors import ClientFault, MisuseError, OverflowBudgetError, SessionAborted
+from fedopal_secure.core.errors import (
+    Blame,
+    ClientFault,
+    MisuseError,
+    OverflowBudgetError,
+    ProtocolError,
+    SessionAborted,
+)
 from fedopal_secure.core.identity import SigningKey
 from fedopal_secure.core.messages import Context
 from fedopal_secure.core.params import SessionParams, Task
 from fedopal_secure.core.policy import Membership
-from fedopal_secure.core.server import Blame, Sum
+from fedopal_secure.core.server import Sum
 from fedopal_secure.core.shamir import Entropy
 from fedopal_secure.federation.config import HeadSettings
 from fedopal_secure.federation.secure_sum import PHASES, UPLOAD, SumServer, open_server
@@ -142,8 +149,12 @@ class RoundServer:
     def finish(self, session: str) -> None:
         """End a session with its sum. Raises SessionAborted, or ClientFault naming a dealer that cheated."""
         record = self.records[session]
-        with self._timings.stage("unmask"):
-            result = self._sums[session].finish()
+        try:
+            with self._timings.stage("unmask"):
+                result = self._sums[session].finish()
+        except ProtocolError as error:
+            record.faults += error.blame
+            raise
         record.result = result
         record.faults += result.blame
         try:

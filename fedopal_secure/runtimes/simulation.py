@@ -124,8 +124,9 @@ class Simulation:
     def _make_task(self, cap: int) -> Task:
         config, backbone, prompts = self.config, self.backbone, self.config.prompts
         source, tokens, tuning = SeededEntropy(config.seed, "P_init")(32), prompts.tokens, ""
+        dimension = backbone.embed_dim
         if prompts.mode == "none":
-            source, tokens = b"", 0
+            source, tokens, dimension = b"", 0, 0
         elif self.public_prompts is not None:
             source, tokens = prompts_digest(self.public_prompts), len(self.public_prompts)
         else:
@@ -142,7 +143,7 @@ class Simulation:
             classes=self.dataset.train.classes,
             prompt_mode=prompts.mode,
             prompt_tokens=tokens,
-            prompt_dimension=backbone.embed_dim,
+            prompt_dimension=dimension,
             prompt_bound=prompts.bound,
             prompt_bits=prompts.bits,
             prompt_source=source,

@@ -13,8 +13,7 @@ import pytest
 
 from fedopal_secure.core import client, masks, messages, server, shamir
 from fedopal_secure.core.codec import encode
-from fedopal_secure.core.errors import ClientFault, ServerFault, SessionAborted
-from fedopal_secure.core.server import Blame
+from fedopal_secure.core.errors import Blame, ClientFault, ServerFault, SessionAborted
 from tests.core.harness import Letter, Member, Run, forge, make, read, run, seed
 
 N, C = 6, 1  # t = 4
@@ -264,6 +263,7 @@ def test_bad_holders_beyond_the_spare_ones_end_the_round():
     result = run(make(N, C), kinds=dict.fromkeys(ids[:3], WrongHolder))
     assert isinstance(result.error, SessionAborted)
     assert result.error.rule == "threshold"
+    assert {blame.client for blame in result.error.blame} == set(ids[:3])
 
 
 def test_a_wrong_share_that_is_not_checked_makes_an_honest_dealer_look_guilty(monkeypatch):

@@ -211,6 +211,14 @@ def test_threshold_and_outcome_are_reported():
     assert result.sum.session == result.state.session
 
 
+def test_too_few_sharers_are_not_asked_to_upload():
+    """Three clients, t = 2: two who shared could unmask a sum, but not one that anybody would attest."""
+    federation = make(3)
+    result = run(federation, drops={"share": federation.ids[:1]})
+    check(result, "min_survivors", set())
+    assert not result.sent("upload", up=False)
+
+
 def test_a_long_vector_crosses_the_blocks_of_the_keystream():
     for modulus in (0, PRIMES[1]):
         federation = make(3, parts=segments((20_000, 8), (13_001, 3)), modulus=modulus)

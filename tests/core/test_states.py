@@ -143,9 +143,12 @@ def test_server_events_follow_the_table(phase, event):
     state = server_states()[phase]
     attempt = server_events(phase)[event]
     if event not in SERVER[phase]:
+        before = vars(fork(state.records))
         with pytest.raises(MisuseError, match="cannot follow"):
             attempt(state)
         assert not state.used
+        np.testing.assert_array_equal(before.pop("total"), state.records.total)
+        assert {name: getattr(state.records, name) for name in before} == before
         return
     try:
         following = attempt(state)

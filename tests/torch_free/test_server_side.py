@@ -48,7 +48,7 @@ def task() -> Task:
         classes=CLASSES,
         prompt_mode="none",
         prompt_tokens=0,
-        prompt_dimension=16,
+        prompt_dimension=0,
         prompt_bound=4.0,
         prompt_bits=24,
         prompt_source=b"",
