@@ -87,7 +87,7 @@ def demo(
         with _progress(prepared.work) as report:
             found = prepared.run(out, report)
         console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
-        table = Table("what the server released", title="1,000 test digits, 12 clients, Dirichlet alpha = 0.1")
+        table = Table("", title=f"1,000 test digits, {found.clients} clients, Dirichlet alpha = 0.1")
         for column in ("accuracy", "upload per client", "as plain float32", "ratio"):
             table.add_column(column, justify="right")
         for row in found.rows:
@@ -99,9 +99,10 @@ def demo(
         console.print(table)
         gone = ", ".join(f"{name} before '{phase}'" for name, phase in found.dropped)
         console.print(f"{len(found.dropped)} of {found.clients} clients dropped out on the way: {gone}.")
+        console.print("What those who never uploaded held is not in the sums; with so skewed a split it shows.")
         console.print(f"The masked sums equalled the plain sums of those who uploaded: difference {found.difference}.")
         same = "is" if found.identical else "is NOT"
-        console.print(f"The two-phase head {same} the centralised head, bit for bit.")
+        console.print(f"The two-phase head {same} the one computed centrally on their pooled data, bit for bit.")
         console.print(f"{found.seconds:.0f} s of work." + ("" if out is None else f" The two-phase run is in {out}."))
 
 

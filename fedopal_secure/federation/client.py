@@ -90,10 +90,13 @@ class RoundClient:
         *,
         tuning_seed: int,
         public_prompts: NDArray[np.float32] | None = None,
+        tuned: NDArray[np.float32] | None = None,
         witness: Witness | None = None,
         report: Report | None = None,
     ) -> None:
-        """`witness` is shown each vector before it is masked: a simulation compares sums with it, nobody else may.
+        """`tuned` are prompts that this client has tuned already, on the same data and from the same P_init.
+
+        `witness` is shown each vector before it is masked: a simulation compares sums with it, nobody else may.
 
         `report` is called with a stage (`tuning` or `features`) and how many more images it has gone through.
         Raises InputError if there are no images.
@@ -105,7 +108,7 @@ class RoundClient:
         self._witness, self._report = witness, report
         self._sessions: dict[str, _Session] = {}
         self._views: dict[bytes, ParentView] = {}
-        self._tuned: NDArray[np.float32] | None = None
+        self.tuned = tuned
 
     def answer(self, session: str, phase: str, request: bytes) -> bytes:
         """Answer one request of the server; raises PolicyRefusal, ServerFault or MisuseError, and then says nothing."""
@@ -125,7 +128,7 @@ class RoundClient:
 
     def tune(self) -> None:
         """Tune the prompts on this client's images, if the mode asks for it; needs a proposal, and no other client."""
-        if self._tuned is not None or not self._sessions:
+        if self.tuned is not None or not self._sessions:
             return
         task = next(iter(self._sessions.values())).params.task
         if task.prompt_mode not in ("local", "two-phase"):
@@ -148,7 +151,7 @@ class RoundClient:
                 self._tuning_seed,
                 self._progress("tuning"),
             )
-        self._tuned = np.clip(tuned, -task.prompt_bound, task.prompt_bound)
+        self.tuned = np.clip(tuned, -task.prompt_bound, task.prompt_bound)
 
     def _join(self, session: str, proposal: bytes, phase: str) -> bytes:
         sums, params = open_client(proposal, self._me)
@@ -218,9 +221,9 @@ class RoundClient:
             if not distance <= self._me.policy.prompt_radius:
                 raise PolicyRefusal("prompt_radius", f"the mean prompt is {distance:.3g} away from P_init")
             return mean
-        if self._tuned is None:
+        if self.tuned is None:
             raise MisuseError("the prompts have not been tuned yet")
-        return self._tuned
+        return self.tuned
 
     def _progress(self, stage: str) -> Callable[[int], None] | None:
         return None if self._report is None else partial(self._report, stage)

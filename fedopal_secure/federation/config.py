@@ -36,7 +36,7 @@ class TuningSettings(_Section):
 class PromptSettings(_Section):
     """Visual prompts (FedOPAL eq. 4, 5, 8)."""
 
-    mode: Annotated[PromptMode, Field(description="none, public, local (the paper) or two-phase")] = "two-phase"
+    mode: Annotated[PromptMode, Field(description="none, public, local (the paper) or two-phase")] = "none"
     file: Annotated[Path | None, Field(description="the public prompts of mode 'public': a released model")] = None
     tokens: Annotated[Count, Field(description="number of prompt tokens, M")] = 10
     bound: Annotated[Positive, Field(description="largest magnitude of an entry")] = 4.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,11 +13,12 @@ from fedopal_secure.runtimes.result import Result
 from fedopal_secure.runtimes.simulation import Report, Simulation, prepare, work
 
 MODES: Final[dict[PromptMode, str]] = {
-    "none": "no prompts (AFL, exact)",
-    "local": "FedOPAL, local prompts (the paper)",
-    "two-phase": "FedOPAL, two-phase",
+    "none": "no prompts (AFL)",
+    "local": "local prompts (FedOPAL)",
+    "two-phase": "two-phase prompts",
 }
-CENTRALISED: Final = "centralised: two-phase prompts, pooled data"
+EVERYONE: Final = "no prompts, and nobody drops out"
+CENTRALISED: Final = "two-phase prompts, pooled data"
 DROPS: Final = ("advertise:1", "share:1", "upload:2", "reveal:1")
 
 
@@ -51,6 +53,7 @@ class Demo:
 
     def __init__(self, seed: int) -> None:
         """Load the digits and the embedded backbone. Raises InputError if either is missing."""
+        self._everyone = Simulation(SimulationConfig(seed=seed, prompts=PromptSettings(mode="none")))
         self._simulations = {
             mode: Simulation(SimulationConfig(seed=seed, drop=DROPS, prompts=PromptSettings(mode=mode)))
             for mode in MODES
@@ -59,30 +62,43 @@ class Demo:
     @property
     def work(self) -> dict[str, int]:
         """Images that each stage goes through, for progress bars."""
-        last = self._simulations["two-phase"].dataset
-        total = {"tuning": 0, "features": len(last.train), "evaluation": len(last.test)}
-        for simulation in self._simulations.values():
-            for stage, images in work(simulation).items():
-                total[stage] += images
-        return total
+        last, dataset = self._simulations["two-phase"], self._everyone.dataset
+        # One run for each row, and prompts are tuned once.
+        runs = 1 + len(MODES) + 1
+        return {
+            "tuning": work(last)["tuning"],
+            "features": runs * len(dataset.train),
+            "evaluation": runs * len(dataset.test),
+        }
 
     def run(self, out: Path | None, report: Report) -> DemoReport:
         """Run all three; with `out`, leave the two-phase run there. Raises InputError if it holds a run already."""
         if out is not None:
             prepare(out)
-        rows, difference, seconds = [], 0, 0.0
+        start = time.perf_counter()
+        outcome = self._everyone.run(None, report)
+        rows, differences = [_row(EVERYONE, outcome.result)], [_difference(outcome.result)]
         for mode, simulation in self._simulations.items():
-            outcome = simulation.run(out if mode == "two-phase" else None, report)
-            result = outcome.result
-            if result.exact is None:
-                raise MisuseError("a simulation knows whether its sums are exact")
-            uploaded = sum(session.upload_bytes_per_client for session in result.sessions)
-            rows.append(DemoRow(MODES[mode], result.accuracy, uploaded, result.plain_float32_bytes))
-            difference = max(difference, result.exact.max_abs_difference)
-            seconds += result.timings_s["total"]
+            outcome = simulation.run(out if mode == "two-phase" else None, report, outcome.tuned)
+            rows.append(_row(MODES[mode], outcome.result))
+            differences.append(_difference(outcome.result))
         accuracy, identical = simulation.compare_with_centralised(outcome.model, outcome.pooled)
         rows.append(DemoRow(CENTRALISED, accuracy, None, None))
-        return DemoReport(tuple(rows), result.clients, _lost(result), difference, identical, seconds)
+        seconds = time.perf_counter() - start
+        return DemoReport(
+            tuple(rows), outcome.result.clients, _lost(outcome.result), max(differences), identical, seconds
+        )
+
+
+def _row(name: str, result: Result) -> DemoRow:
+    uploaded = sum(session.upload_bytes_per_client for session in result.sessions)
+    return DemoRow(name, result.accuracy, uploaded, result.plain_float32_bytes)
+
+
+def _difference(result: Result) -> int:
+    if result.exact is None:
+        raise MisuseError("a simulation knows whether its sums are exact")
+    return result.exact.max_abs_difference
 
 
 def _lost(result: Result) -> tuple[tuple[str, str], ...]:

@@ -50,6 +50,8 @@ from fedopal_secure.vision.tuning import TuningConfig, tune_prompts
 
 # stage (`tuning`, `features` or `evaluation`), images gone through since the last call
 Report = Callable[[str, int], None]
+# by a client's name: float32 (tokens, dimension)
+TunedPrompts = dict[str, NDArray[np.float32]]
 
 
 def quiet(stage: str, images: int) -> None:
@@ -58,11 +60,15 @@ def quiet(stage: str, images: int) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished simulation; `pooled` is the data of the clients whose statistics are in the sum."""
+    """A finished simulation.
+
+    `pooled` is the data of the clients whose statistics are in the sum, `tuned` what each client tuned on its own.
+    """
 
     model: Model
     result: Result
     pooled: PrivateData
+    tuned: TunedPrompts
 
 
 class SeededEntropy:
@@ -177,9 +183,10 @@ class Simulation:
             protocols=frozenset(file.protocols),
         )
 
-    def run(self, out: Path | None = None, report: Report = quiet) -> Outcome:
+    def run(self, out: Path | None = None, report: Report = quiet, tuned: TunedPrompts | None = None) -> Outcome:
         """Run the round; with `out`, leave config.toml, result.json, model.safetensors and transcript/ there.
 
+        `tuned` are prompts of an earlier simulation that differs in its mode only, so that nobody tunes them again.
         Raises InputError if `out` holds a run already, and the protocol's errors if the round aborts.
         """
         start = time.perf_counter()
@@ -216,6 +223,7 @@ class Simulation:
                 timings,
                 tuning_seed=seed * 1000 + number,
                 public_prompts=self.public_prompts,
+                tuned=(tuned or {}).get(name),
                 witness=lambda session, client, vector: seen.update({(session, client): vector}),
                 report=self._report,
             )
@@ -231,7 +239,8 @@ class Simulation:
         if out is not None:
             model.save(out / "model.safetensors")
             (out / "result.json").write_text(result.to_json() + "\n", encoding="utf-8")
-        return Outcome(model, result, pooled)
+        own = {by_identity[client]: party.tuned for client, party in clients.items() if party.tuned is not None}
+        return Outcome(model, result, pooled, own)
 
     def with_names(self, text: str) -> str:
         """A message in which identities are replaced by the simulation's names."""

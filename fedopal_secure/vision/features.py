@@ -1,0 +1,48 @@
+"""The feature pass: one [CLS] feature per image, by the frozen backbone and the released prompts (FedOPAL eq. 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedopal_secure.core.errors import InputError
+from fedopal_secure.vision.backbone import Backbone
+
+BATCH_SIZE: Final = 32
+
+
+@torch.inference_mode()
+def extract_features(
+    backbone: Backbone,
+    images: NDArray[np.uint8],
+    prompts: NDArray[np.float32] | None = None,
+    batch_size: int = BATCH_SIZE,
+    progress: Callable[[int], None] | None = None,
+) -> NDArray[np.float32]:
+    """Features float32 (n, d) of preprocessed images uint8 (n, s, s, channels), with prompts (M, D) or none.
+
+    The feature of an image depends on that image, not on its place among the others: the sums over clients must be
+    the sums over the pooled data to the last bit. Matrix kernels may choose another code path, and so another
+    rounding, for another number of rows. Therefore every batch has `batch_size` images, the last one filled up with
+    black ones whose features are dropped. That makes features bit-identical for any split of the images on one
+    machine, device, number of threads and library, for one `batch_size`; a test checks it where it runs.
+
+    `progress` is called after each batch with the number of images in it. Raises InputError for no images, or images
+    that the backbone's `preprocess` did not make.
+    """
+    if len(images) == 0:
+        raise InputError("no images to take features of: a client needs at least one image")
+    inserted = None if prompts is None else torch.from_numpy(prompts).to(next(backbone.parameters()))
+    features = np.empty((len(images), backbone.feature_dim), np.float32)
+    for start in range(0, len(images), batch_size):
+        part = images[start : start + batch_size]
+        batch = np.zeros((batch_size, *images.shape[1:]), images.dtype)
+        batch[: len(part)] = part
+        features[start : start + len(part)] = backbone(backbone.normalise(batch), inserted)[: len(part)].cpu().numpy()
+        if progress is not None:
+            progress(len(part))
+    return features
