@@ -26,6 +26,10 @@ from fedopal_secure.federation.config import PolicyConfig, SimulationConfig, loa
 if TYPE_CHECKING:
     from fedopal_secure.runtimes.result import Result
 
+# Before torch is loaded: threads that wait sleep. Spinning, they take the cores from whatever else runs here, and the
+# same round took four times as long beside one other busy program.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,

@@ -29,7 +29,7 @@ class TuningSettings(_Section):
 
     epochs: Annotated[int, Field(ge=0, description="passes over the client's images, E")] = 5
     proximal: Annotated[float, Field(ge=0, allow_inf_nan=False, description="mu, weight of |P - P_init|^2 / 2")] = 0.1
-    learning_rate: Annotated[Positive, Field(description="of Adam")] = 5e-3
+    learning_rate: Annotated[Positive, Field(description="of Adam")] = 3e-3
     batch_size: Annotated[Count, Field(description="images in a step")] = 32
 
 

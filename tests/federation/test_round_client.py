@@ -69,7 +69,9 @@ def test_a_parent_that_it_does_not_know_is_refused(simulation: Simulation) -> No
 
 
 def test_statistics_of_two_phases_without_the_first_are_refused(simulation: Simulation) -> None:
-    task = replace(simulation.task, prompt_mode="two-phase", prompt_tokens=2, prompt_source=bytes(32))
+    task = replace(
+        simulation.task, prompt_mode="two-phase", prompt_tokens=2, prompt_dimension=3, prompt_source=bytes(32)
+    )
     for parent in (b"", bytes(32)):
         with pytest.raises(ServerFault, match="does not continue"):
             join(make(simulation), proposal(simulation, parent=parent, task=task))
