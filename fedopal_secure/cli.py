@@ -26,8 +26,7 @@ from fedopal_secure.federation.config import PolicyConfig, SimulationConfig, loa
 if TYPE_CHECKING:
     from fedopal_secure.runtimes.result import Result
 
-# Before torch is loaded: threads that wait sleep. Spinning, they take the cores from whatever else runs here, and the
-# same round took four times as long beside one other busy program.
+# Before torch is loaded: threads that wait sleep. Spinning, they take the cores from whatever else runs on the machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 app = typer.Typer(
@@ -156,9 +155,9 @@ def simulate(
         values |= {name: value for name, value in options.items() if value is not None}
         if prompts is not None:
             mode, _, file = prompts.partition(":")
-            values["prompts"] = values.get("prompts", {}) | {"mode": mode} | ({"file": file} if file else {})
+            values["prompts"] = _section(values, "prompts") | {"mode": mode} | ({"file": file} if file else {})
         if ridge is not None:
-            values["head"] = values.get("head", {}) | _lambda(ridge)
+            values["head"] = _section(values, "head") | _lambda(ridge)
         settings = parse_config(SimulationConfig, values, "options" if config is None else str(config))
         rules = None if policy is None else parse_config(PolicyConfig, load_toml(policy), str(policy))
         from fedopal_secure.runtimes.simulation import Simulation, prepare, work
@@ -173,6 +172,13 @@ def simulate(
             print(result.to_json())  # noqa: T201
         else:
             _print_result(result, out)
+
+
+def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
+    section = values.get(name, {})
+    if not isinstance(section, dict):
+        raise InputError(f"'{name}' is a table in the configuration: write [{name}] and its fields below it")
+    return section
 
 
 def _lambda(text: str) -> dict[str, Any]:

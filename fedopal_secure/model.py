@@ -104,7 +104,8 @@ class Model:
             with safe_open(path, "numpy") as file:
                 facts = {name: json.loads(value) for name, value in (file.metadata() or {}).items()}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-            if facts["format"] != FORMAT:
+            shapes = (tensors["weights"].shape[1:], tensors["intercept"].shape)
+            if facts["format"] != FORMAT or shapes != ((len(facts["classes"]),),) * 2:
                 raise KeyError
             ridge = facts["lambda"]
             weights = tensors["weights"]

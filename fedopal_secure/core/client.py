@@ -307,6 +307,15 @@ def _open(state: Shared, dealt: messages.Relayed, position: int) -> Held | None:
     return Held(Secret(key_share), Secret(seed_share))
 
 
+def check_context(state: Holding, context_bytes: bytes, parent: ParentView | None) -> None:
+    """Check a request to upload before anything is computed for it; the state is not used up.
+
+    Raises ServerFault if the context is not of this session and parent, MisuseError if no upload is due.
+    """
+    follow(state, "upload")
+    _accept_context(state.setup, context_bytes, parent)
+
+
 def upload(state: Holding, vector: U64, context_bytes: bytes, parent: ParentView | None) -> tuple[Holding, bytes]:
     """Mask this client's vector and sign for it.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from fedopal_secure.core.errors import PolicyRefusal
 from fedopal_secure.core.graph import threshold
 from fedopal_secure.core.identity import verify_certificate
-from fedopal_secure.core.params import PROTOCOL, SessionParams, check_params, least_cohort
+from fedopal_secure.core.params import PROMPT_MODES, PROTOCOL, SessionParams, check_params, least_cohort
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,10 @@ class Membership:
 class Policy:
     """What a client agreed to. Every comparison is against the client's own copy of these values.
 
+    `servers` are identities that a proposal may name; that the server is who it says is the transport's business.
     `corrupt` is the number of corrupt clients it assumes at most, `max_images` the image cap of the whole federation,
-    `prompt_radius` the largest norm of a mean prompt's distance from P_init, `sessions` how many chains of sessions
-    it grants on the same data.
+    `prompt_radius` the largest norm of a mean prompt's distance from P_init, `prompt_modes` the ways of tuning that it
+    takes part in, `sessions` how many chains of sessions it grants on the same data.
     """
 
     members: Membership
@@ -48,7 +48,8 @@ class Policy:
     release: str = ""
     min_survivors: int = 3
     min_threshold: int = 2
-    prompt_radius: float = math.inf
+    prompt_radius: float = 5.0
+    prompt_modes: frozenset[str] = frozenset(PROMPT_MODES)
     sessions: int = 1
     protocols: frozenset[str] = field(default_factory=lambda: frozenset({PROTOCOL}))
 
@@ -76,7 +77,9 @@ def check_proposal(policy: Policy, params: SessionParams, protocol: str = PROTOC
     require("backbone_hash", task.backbone_hash == policy.backbone_hash, "the backbone's weights are not those agreed")
     require("preprocessing", task.preprocessing == policy.preprocessing, "the preprocessing is not the one agreed")
     require("classes", task.classes == policy.classes, "the class list is not the one agreed")
-    require("max_images", task.max_images <= policy.max_images, f"{task.max_images} is above {policy.max_images}")
+    # Equal, not at most: a server that may lower the cap can ask whether a client holds more images than that.
+    require("max_images", task.max_images == policy.max_images, f"{task.max_images} is not {policy.max_images}")
+    require("prompt_modes", task.prompt_mode in policy.prompt_modes, f"mode {task.prompt_mode!r} is not accepted")
     require("release", task.release == policy.release, "the release is not the one agreed")
 
 

@@ -113,4 +113,5 @@ def from_wire(payload: bytes, segments: Iterable[_Segment]) -> U64:
 
 def reduce_to_width(vector: U64, segments: Iterable[_Segment]) -> U64:
     """A sum modulo 2**64 read modulo each segment's 2**(8 * width), which is all that uploads determine."""
-    return from_wire(to_wire(vector, segments), segments) if (segments := tuple(segments)) else vector
+    parts = tuple(segments)
+    return from_wire(to_wire(vector, parts), parts)

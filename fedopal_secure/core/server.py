@@ -21,7 +21,7 @@ from fedopal_secure.core.codec import decode, encode
 from fedopal_secure.core.errors import Blame, ClientFault, MisuseError, ProtocolError, SessionAborted
 from fedopal_secure.core.graph import has_quorum, threshold
 from fedopal_secure.core.messages import KEY_SHARE, SEED_SHARE, Context
-from fedopal_secure.core.params import SessionParams, check_params, least_cohort, session_id
+from fedopal_secure.core.params import SessionParams, check_params, session_id
 from fedopal_secure.core.policy import Membership
 from fedopal_secure.core.ring import U64, Ring, from_wire, reduce_to_width
 from fedopal_secure.core.shamir import Recovery
@@ -270,8 +270,7 @@ def _close_shares(state: ServerState) -> dict[bytes, bytes]:
 
 def _close_uploads(state: ServerState) -> dict[bytes, bytes]:
     r = state.records
-    needed = max(least_cohort(state.params.corrupt), state.params.min_survivors)
-    _enough("min_survivors", len(r.headers), needed, "uploaded")
+    _enough("min_survivors", len(r.headers), state.params.min_survivors, "uploaded")
     survivors = tuple(r.headers[identity] for identity in sorted(r.headers))
     view = messages.View(state.session, r.roster, r.sharers, r.context, survivors)
     r.view = messages.view_hash(view)

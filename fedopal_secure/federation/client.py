@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from fedopal_secure.core.client import ParentView
 from fedopal_secure.core.codec import decode
@@ -38,22 +40,30 @@ from fedopal_secure.vision.features import extract_features
 from fedopal_secure.vision.prompts import initial_prompts
 from fedopal_secure.vision.tuning import TuningConfig, tune_prompts
 
-Witness = Callable[[bytes, bytes, NDArray[np.uint64]], None]
 Report = Callable[[str, int], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class PrivateData:
     """A client's images as the backbone wants them, uint8 (n, size, size, channels), and labels, int64 (n,)."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
 
+    def __repr__(self) -> str:
+        return "PrivateData(...)"
+
     def digest(self) -> bytes:
-        """SHA-256 of images and labels: what the client's ledger knows the data by."""
-        shape = repr((self.images.shape, self.labels.shape)).encode()
-        parts = shape + self.images.tobytes() + self.labels.astype("<i8").tobytes()
-        return hashlib.sha256(parts).digest()
+        """SHA-256 of the labelled images in any order: what the client's ledger knows the data by.
+
+        One image more or less makes other data, which no digest can tell from the same data: a stated limit.
+        """
+        shape = repr(self.images.shape[1:]).encode()
+        each = (
+            hashlib.sha256(image.tobytes() + int(label).to_bytes(8, "little")).digest()
+            for image, label in zip(self.images, self.labels, strict=True)
+        )
+        return hashlib.sha256(shape + b"".join(sorted(each))).digest()
 
 
 def compute_statistics(
@@ -69,8 +79,10 @@ def compute_statistics(
     return accumulate(grid.quantise(features), data.labels, len(task.classes), grid.bits)
 
 
-@dataclass
-class _Session:
+@dataclass(repr=False)
+class JoinedSession:
+    """A session that this client takes part in; `chain` is the id of the first session of its chain."""
+
     params: SessionParams
     id: bytes
     sums: SumClient
@@ -91,39 +103,61 @@ class RoundClient:
         tuning_seed: int,
         public_prompts: NDArray[np.float32] | None = None,
         tuned: NDArray[np.float32] | None = None,
-        witness: Witness | None = None,
         report: Report | None = None,
     ) -> None:
         """`tuned` are prompts that this client has tuned already, on the same data and from the same P_init.
 
-        `witness` is shown each vector before it is masked: a simulation compares sums with it, nobody else may.
-
         `report` is called with a stage (`tuning` or `features`) and how many more images it has gone through.
-        Raises InputError if there are no images.
+        Raises InputError if there are no images, OverflowBudgetError if there are more than the policy's cap.
         """
         if not len(data.labels):
             raise InputError("a client has no images: leave it out or give it some")
+        # Here and not when a session is proposed: whether a client refuses must not depend on what it holds.
+        if len(data.labels) > participant.policy.max_images:
+            raise OverflowBudgetError(
+                f"a client has more images than the cap of {participant.policy.max_images}: agree on a larger cap"
+            )
         self._me, self._backbone, self._data, self._journal = participant, backbone, data, journal
         self._timings, self._tuning_seed, self._public_prompts = timings, tuning_seed, public_prompts
-        self._witness, self._report = witness, report
-        self._sessions: dict[str, _Session] = {}
+        self._report = report
+        self._sessions: dict[str, JoinedSession] = {}
         self._views: dict[bytes, ParentView] = {}
+        self._left = False
         self.tuned = tuned
 
     def answer(self, session: str, phase: str, request: bytes) -> bytes:
-        """Answer one request of the server; raises PolicyRefusal, ServerFault or MisuseError, and then says nothing."""
+        """Answer one request of the server; empty where the phase only informs.
+
+        Raises PolicyRefusal, ServerFault or MisuseError, and has then left the round: it answers nothing any more, so a
+        server cannot try what the client would accept.
+        """
+        if self._left:
+            raise MisuseError("this client has left the round")
+        try:
+            answer = self._answer(session, phase, request)
+            # Written before the answer leaves: a client that is restarted must not answer twice.
+            self._journal.answer(self._sessions[session].id, phase)
+        except BaseException:
+            self.close()
+            raise
+        return answer
+
+    def close(self) -> None:
+        """Leave the round and erase the secrets of all its sessions; may be called at any time, and twice."""
+        self._left = True
+        for session in self._sessions.values():
+            session.sums.close()
+
+    def _answer(self, session: str, phase: str, request: bytes) -> bytes:
         if session not in self._sessions:
-            answer = self._join(session, request, phase)
-        elif phase == UPLOAD:
-            answer = self._upload(self._sessions[session], request)
-        else:
-            with self._timings.stage("protect"):
-                answer = self._sessions[session].sums.answer(phase, request)
+            return self._join(session, request, phase)
         current = self._sessions[session]
+        if phase == UPLOAD:
+            return self._upload(current, request)
+        with self._timings.stage("protect"):
+            answer = current.sums.answer(phase, request)
         if current.sums.view is not None:
             self._views[current.id] = current.sums.view
-        # Written before the answer leaves: a client that is restarted must not answer twice.
-        self._journal.answer(current.id, phase)
         return answer
 
     def tune(self) -> None:
@@ -133,7 +167,7 @@ class RoundClient:
         task = next(iter(self._sessions.values())).params.task
         if task.prompt_mode not in ("local", "two-phase"):
             return
-        settings = TuningSettings.model_validate_json(task.tuning)
+        settings = parse_tuning(task)
         with self._timings.stage("tuning"):
             tuned = tune_prompts(
                 self._backbone,
@@ -155,25 +189,36 @@ class RoundClient:
 
     def _join(self, session: str, proposal: bytes, phase: str) -> bytes:
         sums, params = open_client(proposal, self._me)
-        task, backbone = params.task, self._backbone
         if params.name != session:
             raise ServerFault(f"the proposal is for a sum of {params.name!r}, not of {session!r}")
-        mine = (backbone.id, bytes.fromhex(backbone.hash), backbone.preprocessing)
-        if (task.backbone, task.backbone_hash, task.preprocessing) != mine:
-            raise PolicyRefusal("backbone", "the proposed backbone is not the one that this client has loaded")
-        if params.segments != session_segments(task, params.name, params.clients):
-            raise PolicyRefusal("segments", "the segments are not those that the task's bounds give")
-        if task.prompt_mode == "public":
-            known = None if self._public_prompts is None else prompts_digest(self._public_prompts)
-            if known != task.prompt_source:
-                raise PolicyRefusal("prompts", "the public prompts are not those that this client has loaded")
-        if len(self._data.labels) > task.max_images:
-            raise OverflowBudgetError(
-                f"{len(self._data.labels)} images are more than the cap of {task.max_images}: agree on a larger cap"
-            )
-        self._sessions[session] = _Session(params, session_id(params), sums, self._chain(params))
+        self._check_task(params)
+        self._sessions[session] = JoinedSession(params, session_id(params), sums, self._chain(params))
         with self._timings.stage("protect"):
             return sums.answer(phase, proposal)
+
+    def _check_task(self, params: SessionParams) -> None:
+        """Refuse what the policy does not pin and this client could not compute; its data plays no part in it."""
+        task, backbone = params.task, self._backbone
+
+        def require(rule: str, holds: bool, detail: str) -> None:
+            if not holds:
+                raise PolicyRefusal(rule, detail)
+
+        named = (task.backbone, task.backbone_hash, task.preprocessing)
+        mine = (backbone.id, bytes.fromhex(backbone.hash), backbone.preprocessing)
+        require("backbone", named == mine, "the proposed backbone is not the one that this client has loaded")
+        require("feature_map", task.feature_map == "cls", f"there is no feature map {task.feature_map!r}")
+        require("feature_dimension", task.feature_dimension == backbone.feature_dim, f"{task.feature_dimension}")
+        require("modulus", params.modulus == 0, "statistics are summed modulo 2^64")
+        segments = session_segments(task, params.name, params.clients)
+        require("segments", params.segments == segments, "the segments are not those that the task's bounds give")
+        if task.prompt_mode != "none":
+            require("prompts", task.prompt_dimension == backbone.embed_dim, f"dimension {task.prompt_dimension}")
+        if task.prompt_mode == "public":
+            known = None if self._public_prompts is None else prompts_digest(self._public_prompts)
+            require("prompts", known == task.prompt_source, "the public prompts are not those that this client loaded")
+        if task.prompt_mode in ("local", "two-phase"):
+            parse_tuning(task)
 
     def _chain(self, params: SessionParams) -> bytes:
         """The id of the first session of the chain that a proposal belongs to; raises ServerFault if it fits none."""
@@ -184,13 +229,21 @@ class RoundClient:
         before = self._sessions.get(names[place - 1]) if place else None
         if params.parent != (before.id if before else b"") or bool(place) != bool(before):
             raise ServerFault("the session does not continue the one that this client knows")
-        if before and params.task != before.params.task:
-            raise ServerFault("the session's task is not that of the session that it continues")
+        if before and _agreed(params) != _agreed(before.params):
+            raise ServerFault("the session's parameters are not those of the session that it continues")
         return before.chain if before else session_id(params)
 
-    def _upload(self, session: _Session, context_bytes: bytes) -> bytes:
+    def _upload(self, session: JoinedSession, context_bytes: bytes) -> bytes:
+        session.sums.begin_upload(context_bytes, self._views.get(session.params.parent))
+        vector = self._vector(session, decode(Context, context_bytes, ServerFault))
+        data, chain, granted = self._data.digest(), session.chain, self._me.policy.sessions
+        self._journal.give(data, chain, session.params.name, session.id, granted)
+        with self._timings.stage("protect"):
+            return session.sums.upload(vector)
+
+    def _vector(self, session: JoinedSession, context: Context) -> NDArray[np.uint64]:
+        """This client's contribution to a session, in the clear: uint64, as long as the session's segments."""
         params, task = session.params, session.params.task
-        context = decode(Context, context_bytes, ServerFault)
         prompts = self._prompts(params, context)
         statistics = None
         if params.name == STATISTICS_SESSION:
@@ -198,29 +251,29 @@ class RoundClient:
                 statistics = compute_statistics(self._backbone, self._data, task, prompts, self._progress("features"))
         summed = prompts if params.name == PROMPTS_SESSION or task.prompt_mode == "local" else None
         points = None if summed is None else prompt_grid(task).quantise(summed)
-        vector = to_vector(params, statistics, points)
-        self._journal.give(self._data.digest(), session.chain, params.name, session.id, self._me.policy.sessions)
-        if self._witness is not None:
-            self._witness(session.id, self._me.key.identity, vector)
-        with self._timings.stage("protect"):
-            return session.sums.upload(vector, context_bytes, self._views.get(params.parent))
+        return to_vector(params, statistics, points)
 
     def _prompts(self, params: SessionParams, context: Context) -> NDArray[np.float32] | None:
         """The prompts under which this session's features are taken (or which it sums)."""
         task = params.task
-        if task.prompt_mode == "none":
-            return None
-        if task.prompt_mode == "public":
-            return self._public_prompts
         if params.name == STATISTICS_SESSION and task.prompt_mode == "two-phase":
             total = decode(PromptTotal, context.payload, ServerFault)
             if total.clients != len(context.parent_survivors):
                 raise ServerFault("the mean prompt is not over the survivors of the parent session")
-            mean = total.mean(task)
+            try:
+                mean = total.mean(task)
+            except OverflowBudgetError as error:
+                raise ServerFault(str(error)) from None
             distance = float(np.linalg.norm(mean - self._initial(task)))
             if not distance <= self._me.policy.prompt_radius:
                 raise PolicyRefusal("prompt_radius", f"the mean prompt is {distance:.3g} away from P_init")
             return mean
+        if context.payload:
+            raise ServerFault("the context carries something that this session has no use for")
+        if task.prompt_mode == "none":
+            return None
+        if task.prompt_mode == "public":
+            return self._public_prompts
         if self.tuned is None:
             raise MisuseError("the prompts have not been tuned yet")
         return self.tuned
@@ -231,6 +284,22 @@ class RoundClient:
     def _initial(self, task: Task) -> NDArray[np.float32]:
         """P_init, the same for everyone: it comes from the task's seed."""
         return initial_prompts(task.prompt_source, task.prompt_tokens, task.prompt_dimension)
+
+
+def parse_tuning(task: Task) -> TuningSettings:
+    """The task's tuning settings; raises PolicyRefusal if they are none, or not in the one form that they have."""
+    try:
+        settings = TuningSettings.model_validate_json(task.tuning)
+    except ValidationError:
+        raise PolicyRefusal("tuning", "the tuning settings are not valid") from None
+    if settings.model_dump_json() != task.tuning:
+        raise PolicyRefusal("tuning", "the tuning settings are not in their canonical form")
+    return settings
+
+
+def _agreed(params: SessionParams) -> SessionParams:
+    """What all sessions of a chain have in common."""
+    return replace(params, name="", nonce=bytes(32), parent=b"", segments=())
 
 
 def prompts_digest(prompts: NDArray[np.float32]) -> bytes:

@@ -14,9 +14,11 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedopal_secure.core.errors import InputError
+from fedopal_secure.core.params import least_cohort
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 PromptMode = Literal["none", "public", "local", "two-phase"]
 
 
@@ -27,7 +29,7 @@ class _Section(BaseModel):
 class TuningSettings(_Section):
     """How each client tunes its prompts (FedOPAL eq. 6; the defaults are the paper's, which names no learning rate)."""
 
-    epochs: Annotated[int, Field(ge=0, description="passes over the client's images, E")] = 5
+    epochs: Annotated[int, Field(ge=0, le=1000, description="passes over the client's images, E")] = 5
     proximal: Annotated[float, Field(ge=0, allow_inf_nan=False, description="mu, weight of |P - P_init|^2 / 2")] = 0.1
     learning_rate: Annotated[Positive, Field(description="of Adam")] = 3e-3
     batch_size: Annotated[Count, Field(description="images in a step")] = 32
@@ -102,28 +104,30 @@ class SimulationConfig(_Section):
     @property
     def cohort(self) -> int:
         """The least cohort, with its default."""
-        return max(3, self.corrupt_clients + 2) if self.min_survivors is None else self.min_survivors
+        return least_cohort(self.corrupt_clients) if self.min_survivors is None else self.min_survivors
 
 
 class PolicyConfig(_Section):
     """A client's own policy.
 
-    What is left out is not asked for, except for the limits, whose defaults hold. In a simulation identities, backbone
-    and classes are those of the simulation; where the file names them, they must be the same.
+    In a simulation what is left out is what the simulation proposes, except for the limits, whose defaults hold; the
+    identities are made from its seed, so a file that names some is refused there.
     """
 
-    identities: Annotated[dict[str, str], Field(description="name = Ed25519 public key in hex")] = {}
-    authority: Annotated[str | None, Field(description="public key whose certificates admit identities")] = None
-    servers: Annotated[dict[str, str], Field(description="name = Ed25519 public key in hex")] = {}
+    identities: Annotated[dict[str, Hex32], Field(description="name = Ed25519 public key in hex")] = {}
+    authority: Annotated[Hex32 | None, Field(description="public key whose certificates admit identities")] = None
+    servers: Annotated[dict[str, Hex32], Field(description="name = Ed25519 public key in hex")] = {}
     backbone: str | None = None
-    backbone_hash: Annotated[str | None, Field(description="SHA-256 in hex, as `model.safetensors` records it")] = None
+    backbone_hash: Annotated[Hex32 | None, Field(description="SHA-256, as `model.safetensors` records it")] = None
     preprocessing: str | None = None
     classes: tuple[str, ...] | None = None
     corrupt: Annotated[int, Field(ge=0, description="corrupt clients assumed at most, c")] = 0
     min_survivors: Annotated[int, Field(ge=3, description="least cohort")] = 3
     min_threshold: Annotated[int, Field(ge=2, description="least threshold of the secret sharing")] = 2
-    max_images: Annotated[Count, Field(description="largest cap on images in all")] = 2**40
-    prompt_radius: Annotated[float, Field(gt=0, description="largest distance of a mean prompt from P_init")] = 1e3
+    max_images: Annotated[Count | None, Field(description="the cap on images in all that was agreed")] = None
+    release: Annotated[str, Field(description="the differentially private release that was agreed; empty: none")] = ""
+    prompt_modes: Annotated[tuple[PromptMode, ...] | None, Field(description="modes that are accepted")] = None
+    prompt_radius: Annotated[float, Field(gt=0, description="largest distance of a mean prompt from P_init")] = 5.0
     sessions: Annotated[Count, Field(description="how many chains of sessions may use the same data")] = 1
     protocols: Annotated[tuple[str, ...], Field(description="protocols that are accepted")] = ("secagg/v1",)
 

@@ -57,8 +57,16 @@ class SumClient(Protocol):
         """Answer the request of any phase but `upload`; empty where the phase only informs."""
         ...
 
-    def upload(self, vector: NDArray[np.uint64], context: bytes, parent: ParentView | None) -> bytes:
-        """Answer the request of `upload`."""
+    def begin_upload(self, context: bytes, parent: ParentView | None) -> None:
+        """Check the request of `upload`, before anything is computed for it; raises ServerFault."""
+        ...
+
+    def upload(self, vector: NDArray[np.uint64]) -> bytes:
+        """Answer the request of `upload` that was begun."""
+        ...
+
+    def close(self) -> None:
+        """Leave the session and erase its secrets; may be called at any time, and twice."""
         ...
 
 
@@ -104,6 +112,7 @@ class PairwiseClient:
     def __init__(self, participant: Participant) -> None:
         self._me = participant
         self._state: secagg_client.ClientState | None = None
+        self._begun: tuple[bytes, ParentView | None] | None = None
         self.view: ParentView | None = None
 
     def answer(self, phase: str, request: bytes) -> bytes:
@@ -116,21 +125,35 @@ class PairwiseClient:
                 self._state, answer = secagg_client.share(state, request, me.entropy)
             case "hold", secagg_client.Shared():
                 self._state = secagg_client.hold(state, request)
-            case "attest", secagg_client.Holding():
-                self._state, answer = secagg_client.attest(state, request)
+            case "attest", secagg_client.Holding() if self._begun is not None:
+                # A client whose upload came to nothing still owes the context that it was given.
+                begun = self._begun if state.header is None else (None, None)
+                self._state, answer = secagg_client.attest(state, request, *begun)
             case "reveal", secagg_client.Attested():
                 revealed, answer = secagg_client.reveal(state, request)
                 self._state, self.view = revealed, revealed.view
             case _:
-                raise MisuseError(f"'{phase}' cannot be answered by a client that is {state}")
+                raise ServerFault(f"the server asks for '{phase}' out of order")
         return answer
 
-    def upload(self, vector: NDArray[np.uint64], context: bytes, parent: ParentView | None) -> bytes:
+    def begin_upload(self, context: bytes, parent: ParentView | None) -> None:
+        """See `SumClient.begin_upload`."""
+        if not isinstance(self._state, secagg_client.Holding) or self._begun is not None:
+            raise ServerFault("the server asks for 'upload' out of order")
+        secagg_client.check_context(self._state, context, parent)
+        self._begun = (context, parent)
+
+    def upload(self, vector: NDArray[np.uint64]) -> bytes:
         """See `SumClient.upload`."""
-        if not isinstance(self._state, secagg_client.Holding):
-            raise MisuseError(f"a client that is {self._state} cannot upload")
-        self._state, answer = secagg_client.upload(self._state, vector, context, parent)
+        if not isinstance(self._state, secagg_client.Holding) or self._begun is None:
+            raise MisuseError("`upload` comes after `begin_upload`")
+        self._state, answer = secagg_client.upload(self._state, vector, *self._begun)
         return answer
+
+    def close(self) -> None:
+        """See `SumClient.close`."""
+        if self._state is not None:
+            secagg_client.abandon(self._state)
 
 
 class PairwiseServer:
@@ -177,21 +200,29 @@ class PlainClient:
 
     def __init__(self, params: SessionParams, participant: Participant) -> None:
         self._params, self._me = params, participant
+        self._context = b""
         self.view: ParentView | None = None
 
     def answer(self, phase: str, request: bytes) -> bytes:
         """See `SumClient.answer`; there is nothing to say before the upload."""
         return b""
 
-    def upload(self, vector: NDArray[np.uint64], context: bytes, parent: ParentView | None) -> bytes:
+    def begin_upload(self, context: bytes, parent: ParentView | None) -> None:
+        """See `SumClient.begin_upload`."""
+        accepted = decode(Context, context, ServerFault)
+        if (accepted.session, accepted.parent) != (session_id(self._params), self._params.parent):
+            raise ServerFault("the context is of another session")
+        self._context = messages.context_hash(accepted)
+
+    def upload(self, vector: NDArray[np.uint64]) -> bytes:
         """See `SumClient.upload`. The view is empty: no one attests to who survived."""
         session = session_id(self._params)
-        accepted = decode(Context, context, ServerFault)
-        if (accepted.session, accepted.parent) != (session, self._params.parent):
-            raise ServerFault("the context is of another session")
         self.view = ParentView(session, b"", ())
         payload = to_wire(vector, self._params.segments)
-        return encode(PlainUpload(session, self._me.key.identity, messages.context_hash(accepted), payload))
+        return encode(PlainUpload(session, self._me.key.identity, self._context, payload))
+
+    def close(self) -> None:
+        """See `SumClient.close`; there are no secrets."""
 
 
 class PlainServer:

@@ -9,21 +9,33 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from fedopal_secure.core.errors import MisuseError, PolicyRefusal
+from fedopal_secure.core.errors import InputError, MisuseError, PolicyRefusal
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answered (session BLOB, phase TEXT, PRIMARY KEY (session, phase));
 CREATE TABLE IF NOT EXISTS given (data BLOB, chain BLOB, name TEXT, session BLOB, PRIMARY KEY (data, chain, name));
 """
 
+# Counting and writing are one statement, so that two processes cannot both find the last grant free.
+_GIVE = """
+INSERT INTO given SELECT ?1, ?2, ?3, ?4
+WHERE (SELECT COUNT(DISTINCT chain) FROM given WHERE data = ?1 AND chain <> ?2) < ?5
+"""
+
 
 class Journal:
-    """A SQLite file (or `:memory:`) with a journal of answered phases and a ledger of what the data was given to."""
+    """A SQLite file (or `:memory:`) with a journal of answered phases and a ledger of what the data was given to.
+
+    Raises InputError if the file cannot be opened as one.
+    """
 
     def __init__(self, path: Path | str = ":memory:") -> None:
-        self._database = sqlite3.connect(path, isolation_level=None)
-        self._database.execute("PRAGMA synchronous = FULL")
-        self._database.executescript(_SCHEMA)
+        try:
+            self._database = sqlite3.connect(path, isolation_level=None)
+            self._database.execute("PRAGMA synchronous = FULL")
+            self._database.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise InputError(f"{path}: cannot be used as a journal ({error}): give a file on a local disk") from None
 
     def answer(self, session: bytes, phase: str) -> None:
         """Note that a phase is about to be answered; raises MisuseError if it has been before."""
@@ -38,15 +50,12 @@ class Journal:
         `chain` is the id of the chain's first session and `name` what the session sums; a chain sums each thing once,
         and `granted` chains may use the same data. Raises PolicyRefusal.
         """
-        others = self._database.execute(
-            "SELECT COUNT(DISTINCT chain) FROM given WHERE data = ? AND chain <> ?", (data, chain)
-        ).fetchone()[0]
-        if others >= granted:
-            raise PolicyRefusal("sessions", f"this data is in {others} sums already, and the policy grants {granted}")
         try:
-            self._database.execute("INSERT INTO given VALUES (?, ?, ?, ?)", (data, chain, name, session))
+            written = self._database.execute(_GIVE, (data, chain, name, session, granted)).rowcount
         except sqlite3.IntegrityError:
             raise PolicyRefusal("sessions", f"this data is in a sum of {name} of the same chain already") from None
+        if not written:
+            raise PolicyRefusal("sessions", f"this data is in other sums already, and the policy grants {granted}")
 
     def close(self) -> None:
         """Close the file."""

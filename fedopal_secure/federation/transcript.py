@@ -1,4 +1,4 @@
-"""The hash-chained record of every public message of a round, written as the round goes.
+"""The hash-chained record of every public message of a round that was accepted, written as the round goes.
 
 A transcript is a folder: `chain.jsonl` has one line for each message, and `messages/NNNNN.bin` its bytes. Each line
 carries the hash of the line before it, so the hash of the last line (the head) fixes the whole record. Sealed shares
@@ -22,7 +22,7 @@ _START = bytes(32).hex()
 
 @dataclass(frozen=True)
 class Entry:
-    """One public message: who sent it, in which session and phase, and its bytes (or, for a fault, a sentence)."""
+    """One public message: who sent it, in which session and phase, and its bytes."""
 
     session: str
     phase: str

@@ -1,9 +1,17 @@
-"""A whole round in one process, from top to bottom. It carries bytes between clients and server and decides nothing."""
+"""A whole round in one process, from top to bottom. It carries bytes between clients and server and decides nothing.
+
+Each session of a round goes through the same phases:
+
+    advertise | share, hold (of every session, while prompts are tuned) | upload, attest, reveal
+
+With two-phase prompts the last three happen twice: first for the prompts, then for the statistics.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 from fedopal_secure.federation.client import RoundClient
 from fedopal_secure.federation.secure_sum import UPLOAD
@@ -37,28 +45,31 @@ def run_round(server: RoundServer, clients: Mapping[bytes, RoundClient], dropout
                     server.receive(session, phase, client, answer)
 
     def tune() -> None:
-        for client in clients:
-            if client in alive:
-                clients[client].tune()
+        for identity, client in clients.items():
+            if identity in alive:
+                client.tune()
 
     first, *setup = server.phases[: server.phases.index(UPLOAD)]
     closing = server.phases[server.phases.index(UPLOAD) :]
 
-    for session in server.sessions:
-        exchange(session, first)
-    with ThreadPoolExecutor(1) as worker:
-        # Keys and shares depend on no data, so every session is set up while prompts are tuned.
-        tuning = worker.submit(tune)
-        try:
-            for session in server.sessions:
-                for phase in setup:
-                    exchange(session, phase)
-            tuning.result()
-        except BaseException:
-            alive.clear()  # nobody starts tuning any more
-            raise
-    for session in server.sessions:
-        for phase in closing:
-            exchange(session, phase)
-        server.finish(session)
+    with ExitStack() as leaving:
+        for client in clients.values():
+            leaving.callback(client.close)  # whatever happens, secrets are erased
+        for session in server.sessions:
+            exchange(session, first)
+        with ThreadPoolExecutor(1) as worker:
+            # Keys and shares depend on no data, so every session is set up while prompts are tuned.
+            tuning = worker.submit(tune)
+            try:
+                for session in server.sessions:
+                    for phase in setup:
+                        exchange(session, phase)
+                tuning.result()
+            except BaseException:
+                alive.clear()  # nobody else starts tuning; the one who has finishes first
+                raise
+        for session in server.sessions:
+            for phase in closing:
+                exchange(session, phase)
+            server.finish(session)
     return server.release()

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fedopal_secure.core.params import least_cohort
 from fedopal_secure.encoding.vector import unpack
 from fedopal_secure.federation.secure_sum import UPLOAD
 from fedopal_secure.federation.server import SessionRecord
@@ -90,10 +89,10 @@ class Environment(msgspec.Struct, frozen=True):
             import torch
 
             library = str(torch.__version__)
-            gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
         except ImportError:
-            library, gpu = None, None
-        return cls(platform.python_version(), library, np.__version__, _cpu(), gpu, _version())
+            library = None
+        # Nothing is moved to a GPU yet, so none is reported, whether there is one or not.
+        return cls(platform.python_version(), library, np.__version__, _cpu(), None, _version())
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -143,7 +142,7 @@ def session_result(record: SessionRecord, names: Mapping[bytes, str]) -> Session
         dropped={phase: [names[client] for client in lost] for phase, lost in record.dropped().items()},
         faults=[f"{names.get(blame.client, blame.client.hex()[:12])}: {blame.reason}" for blame in record.faults],
         threshold=result.threshold if result else 0,
-        cohort=max(least_cohort(params.corrupt), params.min_survivors),
+        cohort=params.min_survivors,
         corrupt=params.corrupt,
         setup_bytes_per_client=most([record.requested, record.answered], phases[:at]),
         upload_bytes_per_client=most([record.answered], [UPLOAD]),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,12 +16,13 @@ from numpy.typing import NDArray
 
 from fedopal_secure.core.errors import InputError
 from fedopal_secure.core.identity import SigningKey
+from fedopal_secure.core.messages import Context
 from fedopal_secure.core.params import Task
 from fedopal_secure.core.policy import Membership, Policy
 from fedopal_secure.data.datasets import Dataset, load_dataset
 from fedopal_secure.data.partition import dirichlet_partition
 from fedopal_secure.encoding.layout import plain_float32_bytes
-from fedopal_secure.federation.client import PrivateData, RoundClient, compute_statistics, prompts_digest
+from fedopal_secure.federation.client import JoinedSession, PrivateData, RoundClient, compute_statistics, prompts_digest
 from fedopal_secure.federation.config import PolicyConfig, SimulationConfig, dump_toml
 from fedopal_secure.federation.secure_sum import PHASES, PROTOCOLS, Participant
 from fedopal_secure.federation.server import Proposal, RoundServer
@@ -52,6 +54,8 @@ from fedopal_secure.vision.tuning import TuningConfig, tune_prompts
 Report = Callable[[str, int], None]
 # by a client's name: float32 (tokens, dimension)
 TunedPrompts = dict[str, NDArray[np.float32]]
+# by session id and identity: uint64 (length,)
+Vectors = dict[tuple[bytes, bytes], NDArray[np.uint64]]
 
 
 def quiet(stage: str, images: int) -> None:
@@ -84,6 +88,19 @@ class SeededEntropy:
         return hashlib.shake_256(self._prefix + self._counter.to_bytes(8, "big")).digest(count)
 
 
+class _Witnessed(RoundClient):
+    """A client that also writes down what it contributes, so that sums can be compared; only a simulation has it."""
+
+    def __init__(self, seen: Vectors, participant: Participant, *rest: Any, **options: Any) -> None:
+        super().__init__(participant, *rest, **options)
+        self._seen, self._identity = seen, participant.key.identity
+
+    def _vector(self, session: JoinedSession, context: Context) -> NDArray[np.uint64]:
+        vector = super()._vector(session, context)
+        self._seen[session.id, self._identity] = vector
+        return vector
+
+
 class Simulation:
     """Everything that a simulated round needs, built from a configuration; `run` runs it."""
 
@@ -113,7 +130,19 @@ class Simulation:
         self.server_key = SigningKey(SeededEntropy(config.seed, "server identity")(32))
         self.by_identity = {key.identity: name for name, key in self.keys.items()}
         self.members = Membership(frozenset(key.identity for key in self.keys.values()))
+        self._policy_file = policy
         self.policy = self._make_policy(policy)
+
+    def resolved(self) -> SimulationConfig:
+        """The configuration with every default that was computed written out."""
+        config = self.config
+        computed = {
+            "corrupt": config.corrupt_clients,
+            "min_survivors": config.cohort,
+            "max_images": self.task.max_images,
+            "image_size": self.backbone.image_size,
+        }
+        return config.model_copy(update=computed)
 
     def _load_public_prompts(self) -> NDArray[np.float32] | None:
         prompts = self.config.prompts
@@ -159,13 +188,17 @@ class Simulation:
         )
 
     def _make_policy(self, file: PolicyConfig | None) -> Policy:
-        config, task = self.config, self.task
+        task = self.task
         if file is None:
             file = PolicyConfig(
-                corrupt=config.corrupt_clients,
-                min_survivors=config.cohort,
-                max_images=task.max_images,
+                corrupt=self.config.corrupt_clients,
+                min_survivors=self.config.cohort,
                 protocols=(self.protocol,),
+            )
+        if file.identities or file.authority or file.servers:
+            raise InputError(
+                "the policy names identities, and a simulation makes its own from the seed: leave out identities, "
+                "authority and servers to rehearse with it"
             )
         return Policy(
             members=self.members,
@@ -175,7 +208,9 @@ class Simulation:
             preprocessing=file.preprocessing or task.preprocessing,
             classes=file.classes or task.classes,
             corrupt=file.corrupt,
-            max_images=file.max_images,
+            max_images=file.max_images or task.max_images,
+            release=file.release,
+            prompt_modes=frozenset(file.prompt_modes or (task.prompt_mode,)),
             min_survivors=file.min_survivors,
             min_threshold=file.min_threshold,
             prompt_radius=file.prompt_radius,
@@ -193,7 +228,9 @@ class Simulation:
         config, seed, self._report = self.config, self.config.seed, report
         if out is not None:
             prepare(out)
-            (out / "config.toml").write_text(dump_toml(config), encoding="utf-8")
+            (out / "config.toml").write_text(dump_toml(self.resolved()), encoding="utf-8")
+            if self._policy_file is not None:
+                (out / "policy.toml").write_text(dump_toml(self._policy_file), encoding="utf-8")
         timings = Timings()
         transcript = Transcript(None if out is None else out / "transcript")
         server = RoundServer(
@@ -213,9 +250,10 @@ class Simulation:
             transcript,
             timings,
         )
-        seen: dict[tuple[bytes, bytes], NDArray[np.uint64]] = {}
+        seen: Vectors = {}
         clients = {
-            self.keys[name].identity: RoundClient(
+            self.keys[name].identity: _Witnessed(
+                seen,
                 Participant(self.keys[name], b"", self.policy, SeededEntropy(seed, name)),
                 self.backbone,
                 self.data_of([number]),
@@ -224,7 +262,6 @@ class Simulation:
                 tuning_seed=seed * 1000 + number,
                 public_prompts=self.public_prompts,
                 tuned=(tuned or {}).get(name),
-                witness=lambda session, client, vector: seen.update({(session, client): vector}),
                 report=self._report,
             )
             for number, name in enumerate(self.names)

@@ -17,7 +17,7 @@ _EXACT_BITS: Final = 53  # float64 holds every integer up to 2**53
 _BLOCK_ROWS: Final = 8192  # bounds the memory of a block; only grids beyond 20 bits need smaller ones
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SufficientStatistics:
     """R = sum of q q^T, C = sum of q y^T and the class counts of grid points q (FedOPAL eq. 7); y is one-hot.
 
@@ -29,6 +29,9 @@ class SufficientStatistics:
     r: NDArray[np.int64]
     c: NDArray[np.int64]
     counts: NDArray[np.int64]
+
+    def __repr__(self) -> str:
+        return f"SufficientStatistics(dimension {len(self.r)}, {len(self.counts)} classes)"  # the sums may be private
 
     def __post_init__(self) -> None:
         if any(array.dtype != np.int64 for array in (self.r, self.c, self.counts)):
@@ -85,7 +88,7 @@ class SufficientStatistics:
     def check_budget(self, max_images: int) -> None:
         """Raise OverflowBudgetError if there are more than `max_images` images, for which the widths were chosen.
 
-        A client checks itself before it packs; whoever unmasks a sum checks that before anything is read from it.
+        Whoever unmasks a sum checks this before anything is read from it.
         """
         if int(self.counts.min(initial=0)) < 0 or self.images > max_images:
             raise OverflowBudgetError(

@@ -117,8 +117,27 @@ def test_an_output_folder_that_holds_a_run(folder: Path, tmp_path: Path) -> None
 
 def test_an_abort_says_which_rule_and_who(folder: Path, tmp_path: Path) -> None:
     fails("min_survivors", *simulate(folder, "--drop", "upload:1"), code=3)
-    (tmp_path / "policy.toml").write_text("min_survivors = 3\nmax_images = 3\n")
+    (tmp_path / "policy.toml").write_text("min_survivors = 3\nmax_images = 128\n")
     fails("'max_images'", *simulate(folder, "--policy", tmp_path / "policy.toml"), code=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prompts = 'two-phase'", "'prompts'"),
+        ("head = 3", "'head'"),
+        ("clients = 'many'", "'clients'"),
+        ("[prompts", "not valid TOML"),
+    ],
+)
+def test_wrong_configurations(folder: Path, tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "c.toml").write_text(text)
+    fails(words, "simulate", tmp_path / "c.toml", "--dataset", folder, "--prompts", "none", "--lambda", "gcv")
+
+
+def test_a_wrong_policy(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text("backbone_hash = 'zz'")
+    fails("'backbone_hash'", *simulate(folder, "--policy", tmp_path / "policy.toml"))
 
 
 def test_models_that_are_none(folder: Path, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_client_whose_policy_is_broken_sends_nothing_at_all():
 
 def test_a_stricter_session_than_the_policy_asks_for_is_fine():
     federation = make(6, 2)
-    policy = replace(federation.policy, corrupt=1, max_images=10**6)
+    policy = replace(federation.policy, corrupt=1)
     check_proposal(policy, msgspec.structs.replace(federation.params, min_survivors=6))
     assert cohort(policy, msgspec.structs.replace(federation.params, min_survivors=6)) == 6
 

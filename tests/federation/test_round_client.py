@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from fedopal_secure.core.codec import encode
-from fedopal_secure.core.errors import InputError, OverflowBudgetError, PolicyRefusal, ServerFault
+from fedopal_secure.core.errors import InputError, MisuseError, OverflowBudgetError, PolicyRefusal, ServerFault
 from fedopal_secure.core.messages import Context
-from fedopal_secure.core.params import SessionParams
+from fedopal_secure.core.params import SessionParams, session_id
 from fedopal_secure.federation.client import PrivateData, RoundClient
 from fedopal_secure.federation.config import PromptSettings, SimulationConfig
 from fedopal_secure.federation.secure_sum import Participant, open_client, open_server
@@ -28,8 +29,14 @@ def simulation() -> Simulation:
     return Simulation(SimulationConfig(train_limit=40, clients=3, prompts=PromptSettings(mode="none")))
 
 
-def make(simulation: Simulation, journal: Journal | None = None, data: PrivateData | None = None) -> RoundClient:
-    participant = Participant(simulation.keys[CLIENT], b"", simulation.policy, SeededEntropy(0, CLIENT))
+PROMPTS = {"prompt_tokens": 2, "prompt_dimension": 224, "prompt_source": bytes(32)}
+
+
+def make(
+    simulation: Simulation, journal: Journal | None = None, data: PrivateData | None = None, **policy: object
+) -> RoundClient:
+    rules = dataclasses.replace(simulation.policy, **policy)
+    participant = Participant(simulation.keys[CLIENT], b"", rules, SeededEntropy(0, CLIENT))
     held = simulation.data_of([0]) if data is None else data
     return RoundClient(participant, simulation.backbone, held, journal or Journal(), Timings(), tuning_seed=0)
 
@@ -69,20 +76,92 @@ def test_a_parent_that_it_does_not_know_is_refused(simulation: Simulation) -> No
 
 
 def test_statistics_of_two_phases_without_the_first_are_refused(simulation: Simulation) -> None:
-    task = replace(
-        simulation.task, prompt_mode="two-phase", prompt_tokens=2, prompt_dimension=3, prompt_source=bytes(32)
-    )
+    tuning = PromptSettings().tuning.model_dump_json()
+    task = replace(simulation.task, prompt_mode="two-phase", tuning=tuning, **PROMPTS)
     for parent in (b"", bytes(32)):
+        client = make(simulation, prompt_modes=frozenset({"two-phase"}))
         with pytest.raises(ServerFault, match="does not continue"):
-            join(make(simulation), proposal(simulation, parent=parent, task=task))
+            join(client, proposal(simulation, parent=parent, task=task))
 
 
-def test_more_images_than_the_cap_are_refused(simulation: Simulation) -> None:
-    task = replace(simulation.task, max_images=1)
-    params = proposal(simulation, task=task, segments=session_segments(task, "statistics", 3))
-    many = simulation.data_of([0, 1, 2])
-    with pytest.raises(OverflowBudgetError, match="more than the cap"):
-        join(make(simulation, data=many), params)
+def test_a_cap_that_was_not_agreed_is_refused_whatever_the_client_holds(simulation: Simulation) -> None:
+    """Otherwise the server could lower the cap until the client refuses, and know how many images it has."""
+    for cap in (1, 2, 2**20):
+        task = replace(simulation.task, max_images=cap)
+        params = proposal(simulation, task=task, segments=session_segments(task, "statistics", 3))
+        with pytest.raises(PolicyRefusal, match="'max_images'"):
+            join(make(simulation), params)
+    few = dataclasses.replace(simulation.policy, max_images=1)
+    participant = Participant(simulation.keys[CLIENT], b"", few, SeededEntropy(0, CLIENT))
+    with pytest.raises(OverflowBudgetError, match="more images than the cap"):
+        RoundClient(
+            participant, simulation.backbone, simulation.data_of([0, 1, 2]), Journal(), Timings(), tuning_seed=0
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"feature_map": "pixels"}, "feature_map"),
+        ({"feature_dimension": 8}, "feature_dimension"),
+        (
+            {"prompt_mode": "local", "prompt_tokens": 2, "prompt_dimension": 224, "prompt_source": bytes(32)},
+            "prompt_modes",
+        ),
+    ],
+)
+def test_a_task_that_was_not_agreed_is_refused(simulation: Simulation, changes: dict[str, object], rule: str) -> None:
+    task = replace(simulation.task, **changes)
+    with pytest.raises(PolicyRefusal) as caught:
+        join(make(simulation), proposal(simulation, task=task, segments=session_segments(task, "statistics", 3)))
+    assert caught.value.rule == rule
+
+
+@pytest.mark.parametrize("tuning", ["", "not json", '{"epochs": 5}', '{"epochs": 1000000000000}'])
+def test_tuning_that_is_not_canonical_is_refused(simulation: Simulation, tuning: str) -> None:
+    task = replace(simulation.task, tuning=tuning, prompt_mode="local", **PROMPTS)
+    client = make(simulation, prompt_modes=frozenset({"local"}))
+    with pytest.raises(PolicyRefusal, match="'tuning'"):
+        join(client, proposal(simulation, task=task, segments=session_segments(task, "statistics", 3)))
+
+
+def test_a_client_that_refused_has_left_and_says_nothing_more(simulation: Simulation) -> None:
+    client = make(simulation)
+    with pytest.raises(PolicyRefusal):
+        join(client, proposal(simulation, corrupt=0, min_survivors=3, server=bytes(32)))
+    with pytest.raises(MisuseError, match="left the round"):
+        join(client, proposal(simulation))
+
+
+def test_an_upload_asked_for_too_early_costs_no_grant_and_no_features(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedopal_secure.federation.client.compute_statistics", lambda *_: pytest.fail("computed"))
+    journal = Journal()
+    client = make(simulation, journal)
+    join(client, proposal(simulation))
+    context = encode(Context(session_id(proposal(simulation)), b"", b"", (), b""))
+    with pytest.raises(ServerFault, match="out of order"):
+        client.answer("statistics", "upload", context)
+    journal.give(simulation.data_of([0]).digest(), bytes(32), "statistics", bytes(32), 1)  # the grant is still there
+
+
+def test_secrets_are_erased_when_a_client_leaves(simulation: Simulation) -> None:
+    client = make(simulation)
+    join(client, proposal(simulation))
+    state = client._sessions["statistics"].sums._state
+    assert all(secret._data for secret in state.secrets())
+    client.close()
+    assert not any(secret._data for secret in state.secrets())
+
+
+def test_the_ledger_knows_data_in_another_order_and_private_data_does_not_print(simulation: Simulation) -> None:
+    data = simulation.data_of([0, 1])
+    turned = PrivateData(data.images[::-1], data.labels[::-1])
+    assert data.digest() == turned.digest()
+    assert data.digest() != PrivateData(data.images[1:], data.labels[1:]).digest()
+    assert data.digest() != PrivateData(data.images, (data.labels + 1) % 10).digest()
+    assert repr(data) == "PrivateData(...)"
 
 
 def test_no_images_are_refused(simulation: Simulation) -> None:

@@ -111,7 +111,9 @@ def test_too_few_survivors_abort_with_the_rule() -> None:
     [
         (PolicyConfig(corrupt=3), "corrupt"),
         (PolicyConfig(min_survivors=6), "min_survivors"),
-        (PolicyConfig(max_images=10), "max_images"),
+        (PolicyConfig(max_images=128), "max_images"),
+        (PolicyConfig(prompt_modes=("none",)), "prompt_modes"),
+        (PolicyConfig(release="gaussian"), "release"),
         (PolicyConfig(min_threshold=11), "min_threshold"),
         (PolicyConfig(classes=("0", "1")), "classes"),
         (PolicyConfig(backbone="another"), "backbone"),
@@ -125,6 +127,11 @@ def test_a_clients_policy_refuses_with_the_name_of_its_rule(policy: PolicyConfig
     with pytest.raises(PolicyRefusal) as caught:
         simulate(config(clients=5, corrupt=1, train_limit=40), policy=policy)
     assert caught.value.rule == rule
+
+
+def test_a_simulation_does_not_pretend_to_check_identities() -> None:
+    with pytest.raises(InputError, match="makes its own"):
+        simulate(config("none", clients=3, train_limit=40), policy=PolicyConfig(servers={"x": "00" * 32}))
 
 
 def test_wrong_data_is_one_line(tmp_path: Path) -> None:

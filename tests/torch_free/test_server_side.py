@@ -103,7 +103,8 @@ def test_a_whole_round_without_torch(protocol: str, tmp_path: Path) -> None:
                 clients[identity], params = open_client(request, Participant(key, b"", policy, os.urandom))
             if phase == UPLOAD:
                 vector = to_vector(params, statistics_of(sums[identity]), None)
-                answer = clients[identity].upload(vector, request, None)
+                clients[identity].begin_upload(request, None)
+                answer = clients[identity].upload(vector)
             elif identity == gone and phase in ("attest", "reveal"):
                 continue
             else:
