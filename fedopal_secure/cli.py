@@ -33,9 +33,10 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="One-shot federated image classification in which the server learns sums and nothing else.",
 )
-keys_app = typer.Typer(no_args_is_help=True, help="Long-term identities of clients and servers.")
+keys_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Long-term identities of clients and servers.")
 app.add_typer(keys_app, name="keys")
 
 BAD_INPUT, ABORTED = 2, 3
@@ -54,12 +55,20 @@ def _errors(rename: Callable[[str], str] = str) -> Iterator[None]:
         _fail(rename(str(error)), ABORTED)
     except FedopalError as error:
         _fail(rename(str(error)), BAD_INPUT)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         _fail(f'{error.name} is not installed: pip install "fedopal-secure[vision]"', BAD_INPUT)
     except BrokenPipeError:
         # Whoever read our output has closed it; what is left in the buffer has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        _fail(f"{where}cannot be written or read ({error.strerror})", BAD_INPUT)
+
+
+def _console(**options: Any) -> Console:
+    # Without markup: class names and paths are data, and may hold brackets.
+    return Console(markup=False, highlight=False, **options)
 
 
 @contextmanager
@@ -67,7 +76,9 @@ def _progress(work: dict[str, int]) -> Iterator[Callable[[str, int], None]]:
     """Bars on standard error, one for each stage, as (stage, images gone through) comes in."""
     columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TextColumn("images"))
     console = Console(stderr=True)
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True) as progress:
+    clocks = (TimeElapsedColumn(), TimeRemainingColumn())
+    # In a file or a pipe bars are only noise.
+    with Progress(*columns, *clocks, console=console, transient=True, disable=not console.is_terminal) as progress:
         bars = {stage: progress.add_task(stage, total=total) for stage, total in work.items() if total}
 
         def report(stage: str, images: int) -> None:
@@ -80,16 +91,19 @@ def _progress(work: dict[str, int]) -> Iterator[Callable[[str, int], None]]:
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="Leave the two-phase run in this folder.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the data split, tuning, keys and masks.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the data split, tuning, keys and masks.")] = 0,
 ) -> None:
     """Twelve simulated clients with real digits train one classifier; five of them drop out on the way."""
     with _errors():
         from fedopal_secure.runtimes.demo import Demo
+        from fedopal_secure.runtimes.simulation import check_output
 
+        if out is not None:
+            check_output(out)
         prepared = Demo(seed)
         with _progress(prepared.work) as report:
             found = prepared.run(out, report)
-        console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
+        console = _console(width=None if sys.stdout.isatty() else 100)
         table = Table("", title=f"1,000 test digits, {found.clients} clients, Dirichlet alpha = 0.1")
         for column in ("accuracy", "upload per client", "as plain float32", "ratio"):
             table.add_column(column, justify="right")
@@ -155,15 +169,17 @@ def simulate(
         values |= {name: value for name, value in options.items() if value is not None}
         if prompts is not None:
             mode, _, file = prompts.partition(":")
+            if file and mode != "public":
+                raise InputError(f"--prompts {prompts}: only 'public' takes a file")
             values["prompts"] = _section(values, "prompts") | {"mode": mode} | ({"file": file} if file else {})
         if ridge is not None:
             values["head"] = _section(values, "head") | _lambda(ridge)
         settings = parse_config(SimulationConfig, values, "options" if config is None else str(config))
         rules = None if policy is None else parse_config(PolicyConfig, load_toml(policy), str(policy))
-        from fedopal_secure.runtimes.simulation import Simulation, prepare, work
+        from fedopal_secure.runtimes.simulation import Simulation, check_output, work
 
         if out is not None:
-            prepare(out)
+            check_output(out)
         simulation = Simulation(settings, rules)
     with _errors(simulation.with_names):
         with _progress(work(simulation)) as report:
@@ -191,9 +207,9 @@ def _lambda(text: str) -> dict[str, Any]:
 
 
 def _print_result(result: Result, out: Path | None) -> None:
-    console = Console()
+    console = _console()
     top5 = "" if result.accuracy_top5 is None else f", top-5 {result.accuracy_top5:.2%}"
-    console.print(f"accuracy {result.accuracy:.2%}{top5} on {result.test_images} test images", highlight=False)
+    console.print(f"accuracy {result.accuracy:.2%}{top5} on {result.test_images} test images")
     table = Table(
         "session", "survivors", "dropped", "threshold", "setup", "upload", "closing", title="bytes per client"
     )
@@ -204,10 +220,10 @@ def _print_result(result: Result, out: Path | None) -> None:
         table.add_row(session.name, survivors, dropped, str(session.threshold), *(f"{size:,}" for size in sizes))
     console.print(table)
     plain, triangle = result.plain_float32_bytes, result.plain_float32_triangle_bytes
-    console.print(f"plain float32 takes {plain:,} bytes, {triangle:,} with a triangle of R", highlight=False)
-    console.print(f"lambda {result.ridge.value:.4g} ({result.ridge.rule})", highlight=False)
+    console.print(f"plain float32 takes {plain:,} bytes, {triangle:,} with a triangle of R")
+    console.print(f"lambda {result.ridge.value:.4g} ({result.ridge.rule})")
     if result.exact is not None:
-        console.print(f"the sums differ from the plain sums by {result.exact.max_abs_difference}", highlight=False)
+        console.print(f"the sums differ from the plain sums by {result.exact.max_abs_difference}")
     if result.baseline is not None:
         b = result.baseline
         tuned = "" if b.pooled_tuning is None else f", prompts tuned on pooled data {b.pooled_tuning:.2%}"
@@ -217,9 +233,9 @@ def _print_result(result: Result, out: Path | None) -> None:
             highlight=False,
         )
     if result.skipped_images:
-        console.print(f"{result.skipped_images} unreadable images were skipped", highlight=False)
+        console.print(f"{result.skipped_images} unreadable images were skipped")
     if out is not None:
-        console.print(f"the run is in {out}", highlight=False)
+        console.print(f"the run is in {out}")
 
 
 @app.command()
@@ -281,13 +297,13 @@ def evaluate(
         table = Table("class", "recall")
         for name, recall in found.recall.items():
             table.add_row(name, "no images" if recall is None else f"{recall:.2%}")
-        console = Console()
+        console = _console()
         console.print(table)
         top5 = "" if found.accuracy_top5 is None else f", top-5 {found.accuracy_top5:.2%}"
         auc = "" if found.auc is None else f", AUC {found.auc:.4f}"
-        console.print(f"accuracy {found.accuracy:.2%}{top5}{auc} on {found.images} images", highlight=False)
+        console.print(f"accuracy {found.accuracy:.2%}{top5}{auc} on {found.images} images")
         if skipped:
-            console.print(f"{len(skipped)} unreadable images were skipped", highlight=False)
+            console.print(f"{len(skipped)} unreadable images were skipped")
 
 
 @keys_app.command("new")
@@ -302,6 +318,15 @@ def keys_new(
         path, identity = create_key(folder, name)
         print(f"{path} holds the private key: keep it, and show it to no one", file=sys.stderr)  # noqa: T201
         print(f'{json.dumps(name)} = "{identity.hex()}"')  # noqa: T201
+
+
+@keys_app.command("show")
+def keys_show(path: Annotated[Path, typer.Argument(help="A file that `keys new` wrote.")]) -> None:
+    """Print the public half of a key, as the line for policies."""
+    with _errors():
+        from fedopal_secure.federation.keys import load_key
+
+        print(f'{json.dumps(path.stem)} = "{load_key(path).identity.hex()}"')  # noqa: T201
 
 
 if __name__ == "__main__":

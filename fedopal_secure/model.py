@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from fedopal_secure.core.errors import InputError
 from fedopal_secure.encoding.grid import FeatureGrid
@@ -59,8 +59,11 @@ class Model:
         ):
             raise InputError(
                 f"the model was made on backbone {self.backbone!r} with hash {self.backbone_hash.hex()[:12]}, and this "
-                f"is {backbone.id!r} with hash {backbone.hash[:12]}: give the same weights and image size"
+                f"is {backbone.id!r} with hash {backbone.hash[:12]}: give the same weights and --image-size "
+                f"(the model reads: {self.preprocessing})"
             )
+        if self.prompts is not None and self.prompts.shape[1] != backbone.embed_dim:
+            raise InputError(f"the model's prompts do not fit backbone {backbone.id!r}: the file is damaged")
 
     def scores(
         self, backbone: Backbone, images: NDArray[np.uint8], progress: Callable[[int], None] | None = None
@@ -95,7 +98,7 @@ class Model:
             "transcript": self.transcript,
         }
         metadata = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
-        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path, metadata)
+        path.write_bytes(save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, metadata))
 
     @classmethod
     def load(cls, path: Path) -> Model:
@@ -104,9 +107,9 @@ class Model:
             with safe_open(path, "numpy") as file:
                 facts = {name: json.loads(value) for name, value in (file.metadata() or {}).items()}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-            shapes = (tensors["weights"].shape[1:], tensors["intercept"].shape)
-            if facts["format"] != FORMAT or shapes != ((len(facts["classes"]),),) * 2:
+            if facts["format"] != FORMAT:
                 raise KeyError
+            _check(facts, tensors)
             ridge = facts["lambda"]
             weights = tensors["weights"]
             grid = FeatureGrid(len(weights), facts["feature_bound"], facts["feature_bits"], facts["normalise"])
@@ -123,8 +126,24 @@ class Model:
         except OSError as error:
             reason = error.strerror or "no such file"
             raise InputError(f"{path}: cannot be read ({reason}): give a model.safetensors of a run") from None
-        except (SafetensorError, KeyError, ValueError, TypeError):
+        except (SafetensorError, KeyError, ValueError, TypeError, RecursionError):
             raise InputError(f"{path}: not a released model: give the model.safetensors of a run") from None
+
+
+def _check(facts: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> None:
+    """Raise ValueError unless types, shapes and numbers are those that `Model.save` writes."""
+    classes, prompts = facts["classes"], tensors.get("prompts", np.zeros((1, 1), np.float32))
+    texts = [facts["backbone"], facts["preprocessing"], facts["transcript"], *classes]
+    right = (
+        isinstance(classes, list)
+        and all(isinstance(text, str) for text in texts)
+        and isinstance(facts["normalise"], bool)
+        and tensors["weights"].shape[1:] == tensors["intercept"].shape == (len(classes),)
+        and prompts.ndim == 2
+        and all(np.isfinite(tensor).all() for tensor in tensors.values())
+    )
+    if not right:
+        raise ValueError
 
 
 @dataclass(frozen=True)

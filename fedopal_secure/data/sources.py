@@ -56,7 +56,7 @@ def open_source(spec: str) -> Source:
     if path.is_dir():
         return _tree(
             path,
-            [(str(file.relative_to(path)), functools.partial(read_image, file)) for file in find_images(path)],
+            [(file.relative_to(path).as_posix(), functools.partial(read_image, file)) for file in find_images(path)],
             _folders(path),
         )
     if path.suffix == ".npz":
@@ -68,14 +68,16 @@ def open_source(spec: str) -> Source:
 
 def find_images(folder: Path) -> list[Path]:
     """Every image file below `folder`, sorted; hidden files and folders are left out, links are followed once."""
-    return sorted(Path(at, name) for at, _, names in _walk(folder) for name in names if is_image_name(name))
+    found = sorted(Path(at, name) for at, _, names in _walk(folder) for name in names if is_image_name(name))
+    # A pipe or device with such a name would be waited for; a dangling link is kept, to be reported as unreadable.
+    return [path for path in found if path.is_file() or not path.exists()]
 
 
 def _locate(spec: str) -> Path:
     path = Path(spec).expanduser()
     if path.exists():
         return path
-    if os.sep in spec:
+    if len(Path(spec).parts) > 1:
         raise InputError(f"data set {spec} does not exist: check the path")
     shelf = os.environ.get(DATA_VARIABLE)
     if not shelf:
@@ -137,7 +139,7 @@ def _walk(folder: Path) -> Iterable[tuple[str, list[str], list[str]]]:
 
 
 def _folders(root: Path) -> set[str]:
-    return {str(Path(at, name).relative_to(root)) for at, names, _ in _walk(root) for name in names}
+    return {Path(at, name).relative_to(root).as_posix() for at, names, _ in _walk(root) for name in names}
 
 
 def _tar(path: Path) -> Source:
@@ -168,6 +170,11 @@ def _tree(root: Path, files: Sequence[tuple[str, Load]], folders: set[str]) -> S
     top = {PurePosixPath(folder).parts[0] for folder in folders}
     if not top:
         raise InputError(f"no class folders in {root}, only images: {_EXPECTED}")
+    for folder in sorted(folders):
+        try:
+            folder.encode("utf-8")
+        except UnicodeEncodeError:
+            raise InputError(f"folder {folder!r} in {root} has a name that is not UTF-8: rename it") from None
     # A class may be called "train" as long as another one is called neither test nor val.
     split = "train" in top and top <= _SPLITS
     if split and "test" not in top:

@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedopal_secure.core.errors import InputError
 from fedopal_secure.core.params import least_cohort
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 PromptMode = Literal["none", "public", "local", "two-phase"]
@@ -31,7 +30,7 @@ class TuningSettings(_Section):
 
     epochs: Annotated[int, Field(ge=0, le=1000, description="passes over the client's images, E")] = 5
     proximal: Annotated[float, Field(ge=0, allow_inf_nan=False, description="mu, weight of |P - P_init|^2 / 2")] = 0.1
-    learning_rate: Annotated[Positive, Field(description="of Adam")] = 3e-3
+    learning_rate: Annotated[float, Field(gt=0, le=10, description="of Adam")] = 3e-3
     batch_size: Annotated[Count, Field(description="images in a step")] = 32
 
 
@@ -41,7 +40,7 @@ class PromptSettings(_Section):
     mode: Annotated[PromptMode, Field(description="none, public, local (the paper) or two-phase")] = "none"
     file: Annotated[Path | None, Field(description="the public prompts of mode 'public': a released model")] = None
     tokens: Annotated[Count, Field(description="number of prompt tokens, M")] = 10
-    bound: Annotated[Positive, Field(description="largest magnitude of an entry")] = 4.0
+    bound: Annotated[float, Field(gt=0, le=2**16, description="largest magnitude of an entry")] = 4.0
     bits: Annotated[int, Field(ge=1, le=32, description="bits of the integer grid")] = 24
     tuning: TuningSettings = TuningSettings()
 
@@ -49,7 +48,7 @@ class PromptSettings(_Section):
 class FeatureSettings(_Section):
     """The integer grid of the features."""
 
-    bound: Annotated[Positive, Field(description="norm that features are scaled or clipped to")] = 1.0
+    bound: Annotated[float, Field(gt=0, le=2**16, description="norm that features are scaled or clipped to")] = 1.0
     bits: Annotated[int, Field(ge=1, le=24, description="bits of the integer grid")] = 12
     normalise: Annotated[bool, Field(description="scale every feature to the bound; else clip to it")] = True
 
@@ -71,9 +70,9 @@ class SimulationConfig(_Section):
     train_limit: Annotated[Count | None, Field(description="use only this many training images")] = None
     skip_unreadable: Annotated[bool, Field(description="skip and count unreadable images")] = False
     backbone: Annotated[str, Field(description="'embedded' or 'timm:NAME[@CHECKPOINT]'")] = "embedded"
-    image_size: Annotated[Count | None, Field(description="side of the input in pixels; default: the backbone's")] = (
-        None
-    )
+    image_size: Annotated[
+        int | None, Field(ge=1, le=4096, description="side of the input in pixels; default: the backbone's")
+    ] = None
     clients: Annotated[int, Field(ge=3, le=256)] = 12
     corrupt: Annotated[int | None, Field(ge=0, description="corrupt clients tolerated, c; default: clients / 5")] = None
     min_survivors: Annotated[int | None, Field(ge=3, description="least cohort; default: max(3, c + 2)")] = None

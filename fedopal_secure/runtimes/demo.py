@@ -10,7 +10,7 @@ from typing import Final
 from fedopal_secure.core.errors import MisuseError
 from fedopal_secure.federation.config import PromptMode, PromptSettings, SimulationConfig
 from fedopal_secure.runtimes.result import Result
-from fedopal_secure.runtimes.simulation import Report, Simulation, prepare, work
+from fedopal_secure.runtimes.simulation import Report, Simulation, work
 
 MODES: Final[dict[PromptMode, str]] = {
     "none": "no prompts (AFL)",
@@ -73,8 +73,6 @@ class Demo:
 
     def run(self, out: Path | None, report: Report) -> DemoReport:
         """Run all three; with `out`, leave the two-phase run there. Raises InputError if it holds a run already."""
-        if out is not None:
-            prepare(out)
         start = time.perf_counter()
         outcome = self._everyone.run(None, report)
         rows, differences = [_row(EVERYONE, outcome.result)], [_difference(outcome.result)]

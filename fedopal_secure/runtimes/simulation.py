@@ -222,12 +222,14 @@ class Simulation:
         """Run the round; with `out`, leave config.toml, result.json, model.safetensors and transcript/ there.
 
         `tuned` are prompts of an earlier simulation that differs in its mode only, so that nobody tunes them again.
-        Raises InputError if `out` holds a run already, and the protocol's errors if the round aborts.
+        Raises InputError if `out` holds a run already, OSError if it cannot be written, and the protocol's errors if
+        the round aborts.
         """
         start = time.perf_counter()
         config, seed, self._report = self.config, self.config.seed, report
         if out is not None:
-            prepare(out)
+            check_output(out)
+            out.mkdir(parents=True, exist_ok=True)
             (out / "config.toml").write_text(dump_toml(self.resolved()), encoding="utf-8")
             if self._policy_file is not None:
                 (out / "policy.toml").write_text(dump_toml(self._policy_file), encoding="utf-8")
@@ -382,15 +384,13 @@ class Simulation:
         )
 
 
-def prepare(out: Path) -> None:
-    """Make the folder of a run; raises InputError if it holds one already."""
-    left = [name for name in ("config.toml", "result.json", "model.safetensors", "transcript") if (out / name).exists()]
+def check_output(out: Path) -> None:
+    """Raise InputError unless a run can be left in this folder; nothing is made yet."""
+    left = [name for name in ("result.json", "config.toml", "model.safetensors", "transcript") if (out / name).exists()]
+    if "result.json" in left:
+        raise InputError(f"{out} already holds a run: choose another folder with --out")
     if left:
-        raise InputError(f"{out} already holds a run ({left[0]}): choose another folder with --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be made ({error.strerror}): choose another folder with --out") from None
+        raise InputError(f"{out} already holds a run that did not finish: delete it, or choose another with --out")
 
 
 def simulate(
@@ -401,7 +401,7 @@ def simulate(
 ) -> Outcome:
     """Run one simulated round; see `Simulation`."""
     if out is not None:
-        prepare(out)
+        check_output(out)
     return Simulation(config, policy).run(out, report)
 
 

@@ -115,6 +115,19 @@ def test_an_output_folder_that_holds_a_run(folder: Path, tmp_path: Path) -> None
     assert (out / "result.json").read_bytes() == before
 
 
+def test_a_run_that_did_not_finish_says_so(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    fails("min_survivors", *simulate(folder, "--drop", "upload:1", "--out", out), code=3)
+    fails("did not finish", *simulate(folder, "--out", out))
+
+
+def test_an_output_folder_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here first")
+    fails("cannot be written", *simulate(folder, "--out", tmp_path / "file"))
+    fails("cannot be written", *simulate(folder, "--out", tmp_path / ("x" * 300)))
+    assert (tmp_path / "file").read_text() == "here first"
+
+
 def test_an_abort_says_which_rule_and_who(folder: Path, tmp_path: Path) -> None:
     fails("min_survivors", *simulate(folder, "--drop", "upload:1"), code=3)
     (tmp_path / "policy.toml").write_text("min_survivors = 3\nmax_images = 128\n")

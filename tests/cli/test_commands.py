@@ -81,4 +81,5 @@ def test_keys_new_prints_the_public_key_only(tmp_path: Path) -> None:
     assert name == '"hospital-a"'
     assert len(bytes.fromhex(json.loads(key))) == 32
     assert "PRIVATE" in (tmp_path / "hospital-a.key").read_text()
+    assert run("keys", "show", tmp_path / "hospital-a.key") == line
     assert "PRIVATE" not in line
