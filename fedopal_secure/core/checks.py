@@ -15,8 +15,8 @@ from fedopal_secure.core.graph import has_quorum
 from fedopal_secure.core.messages import Advert, Context, Relay, RevealRequest, Roster, ShareMessage, UploadHeader, View
 
 if TYPE_CHECKING:
-    from fedopal_secure.core.client import ParentView
     from fedopal_secure.core.policy import Membership
+    from fedopal_secure.core.states import ParentView
 
 
 def _require(holds: bool, reason: str) -> None:

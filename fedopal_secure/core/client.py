@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -26,135 +25,20 @@ from fedopal_secure.core.policy import Policy, check_proposal, cohort, roster_th
 from fedopal_secure.core.ring import U64, Ring, to_wire
 from fedopal_secure.core.secret import Secret
 from fedopal_secure.core.shamir import SHARE_BYTES, Entropy, split
-from fedopal_secure.core.transitions import Phase, State, follow, use
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a client fixes before the session starts."""
-
-    params: SessionParams
-    session: bytes
-    policy: Policy
-    key: SigningKey
-
-
-@dataclass(frozen=True)
-class Room:
-    """The roster, as this client has checked it."""
-
-    roster: messages.Roster
-    hash: bytes
-    identities: tuple[bytes, ...]
-    threshold: int
-
-
-@dataclass(frozen=True)
-class ParentView:
-    """What a client itself attested, with a quorum, in the session that this one continues."""
-
-    session: bytes
-    view: bytes
-    survivors: tuple[bytes, ...]
-
-
-@dataclass(frozen=True)
-class Held:
-    """One dealer's shares for this holder."""
-
-    key_share: Secret
-    seed_share: Secret
-
-
-@dataclass(repr=False, eq=False)
-class ClientState(State):
-    """Base of a client's states."""
-
-    setup: Setup
-
-    def secrets(self) -> Iterator[Secret]:
-        """Every session secret that the state holds."""
-        for entry in fields(self):
-            yield from _secrets_in(getattr(self, entry.name))
-
-
-@dataclass(repr=False, eq=False)
-class Advertised(ClientState):
-    """Two key pairs are made and their public halves sent."""
-
-    mask_secret: Secret
-    seal_secret: Secret
-    advert: Advert
-
-
-@dataclass(repr=False, eq=False)
-class Shared(ClientState):
-    """The roster is accepted and shares are dealt."""
-
-    mask_secret: Secret
-    seal_secret: Secret
-    seed: Secret
-    room: Room
-    own: ShareMessage
-    own_held: Held
-
-
-@dataclass(repr=False, eq=False)
-class Holding(ClientState):
-    """The sharers are known and their shares held; after the upload, `header` is set.
-
-    `held` has an entry for every sharer, None where the dealer's ciphertext did not open or match (a dispute).
-    """
-
-    mask_secret: Secret
-    seed: Secret
-    room: Room
-    sharers: tuple[bytes, ...]
-    sharers_hash: bytes
-    held: dict[bytes, Held | None]
-    context: Context | None = None
-    header: UploadHeader | None = None
-
-    @property
-    def disputes(self) -> tuple[bytes, ...]:
-        """Dealers whose shares this client could not use."""
-        return tuple(dealer for dealer, held in self.held.items() if held is None)
-
-
-@dataclass(repr=False, eq=False)
-class Attested(ClientState):
-    """One view is signed; only other clients' shares are still needed."""
-
-    room: Room
-    sharers: tuple[bytes, ...]
-    held: dict[bytes, Held | None]
-    view_hash: bytes
-    survivors: tuple[bytes, ...]
-
-
-@dataclass(repr=False, eq=False)
-class Revealed(ClientState):
-    """All is said and every secret erased; `view` is how a later session refers to this one."""
-
-    view: ParentView
-
-
-def _secrets_in(value: object) -> Iterator[Secret]:
-    match value:
-        case Secret():
-            yield value
-        case Held(key_share, seed_share):
-            yield from (key_share, seed_share)
-        case dict():
-            for entry in value.values():
-                yield from _secrets_in(entry)
-
-
-def abandon(state: ClientState) -> None:
-    """End a session early: the state is used up and its secrets are erased."""
-    state.used = True
-    for secret in state.secrets():
-        secret.erase()
+from fedopal_secure.core.states import (
+    Advertised,
+    Attested,
+    ClientState,
+    Held,
+    Holding,
+    ParentView,
+    Revealed,
+    Room,
+    Setup,
+    Shared,
+    abandon,
+)
+from fedopal_secure.core.transitions import Phase, follow, use
 
 
 @contextmanager

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedopal_secure.core.client import ParentView
 from fedopal_secure.core.codec import decode
 from fedopal_secure.core.errors import InputError, MisuseError, OverflowBudgetError, PolicyRefusal, ServerFault
 from fedopal_secure.core.messages import Context
 from fedopal_secure.core.params import SessionParams, Task, session_id
+from fedopal_secure.core.states import ParentView
 from fedopal_secure.federation.config import TuningSettings
 from fedopal_secure.federation.secure_sum import UPLOAD, Participant, SumClient, open_client
 from fedopal_secure.federation.state import Journal

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedopal_secure.core import client as secagg_client
-from fedopal_secure.core import messages
+from fedopal_secure.core import messages, states
 from fedopal_secure.core import server as secagg_server
-from fedopal_secure.core.client import ParentView
 from fedopal_secure.core.codec import Bytes32, Message, decode, encode
 from fedopal_secure.core.errors import ClientFault, MisuseError, ServerFault, SessionAborted
 from fedopal_secure.core.identity import SigningKey
@@ -27,6 +26,7 @@ from fedopal_secure.core.policy import Membership, Policy, check_proposal
 from fedopal_secure.core.ring import Ring, from_wire, reduce_to_width, to_wire
 from fedopal_secure.core.server import Sum
 from fedopal_secure.core.shamir import Entropy
+from fedopal_secure.core.states import ParentView
 
 PLAIN: Final = "plain/v1"
 PROTOCOLS: Final = {"pairwise": SECAGG, "plain": PLAIN}
@@ -111,7 +111,7 @@ class PairwiseClient:
 
     def __init__(self, participant: Participant) -> None:
         self._me = participant
-        self._state: secagg_client.ClientState | None = None
+        self._state: states.ClientState | None = None
         self._begun: tuple[bytes, ParentView | None] | None = None
         self.view: ParentView | None = None
 
@@ -121,15 +121,15 @@ class PairwiseClient:
         match phase, state:
             case "advertise", None:
                 self._state, answer = secagg_client.advertise(request, me.policy, me.key, me.certificate, me.entropy)
-            case "share", secagg_client.Advertised():
+            case "share", states.Advertised():
                 self._state, answer = secagg_client.share(state, request, me.entropy)
-            case "hold", secagg_client.Shared():
+            case "hold", states.Shared():
                 self._state = secagg_client.hold(state, request)
-            case "attest", secagg_client.Holding() if self._begun is not None:
+            case "attest", states.Holding() if self._begun is not None:
                 # A client whose upload came to nothing still owes the context that it was given.
                 begun = self._begun if state.header is None else (None, None)
                 self._state, answer = secagg_client.attest(state, request, *begun)
-            case "reveal", secagg_client.Attested():
+            case "reveal", states.Attested():
                 revealed, answer = secagg_client.reveal(state, request)
                 self._state, self.view = revealed, revealed.view
             case _:
@@ -138,14 +138,14 @@ class PairwiseClient:
 
     def begin_upload(self, context: bytes, parent: ParentView | None) -> None:
         """See `SumClient.begin_upload`."""
-        if not isinstance(self._state, secagg_client.Holding) or self._begun is not None:
+        if not isinstance(self._state, states.Holding) or self._begun is not None:
             raise ServerFault("the server asks for 'upload' out of order")
         secagg_client.check_context(self._state, context, parent)
         self._begun = (context, parent)
 
     def upload(self, vector: NDArray[np.uint64]) -> bytes:
         """See `SumClient.upload`."""
-        if not isinstance(self._state, secagg_client.Holding) or self._begun is None:
+        if not isinstance(self._state, states.Holding) or self._begun is None:
             raise MisuseError("`upload` comes after `begin_upload`")
         self._state, answer = secagg_client.upload(self._state, vector, *self._begun)
         return answer
@@ -153,7 +153,7 @@ class PairwiseClient:
     def close(self) -> None:
         """See `SumClient.close`."""
         if self._state is not None:
-            secagg_client.abandon(self._state)
+            states.abandon(self._state)
 
 
 class PairwiseServer:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,13 +14,12 @@ from numpy.typing import NDArray
 
 from fedopal_secure.core.errors import InputError
 from fedopal_secure.core.identity import SigningKey
-from fedopal_secure.core.messages import Context
 from fedopal_secure.core.params import Task
 from fedopal_secure.core.policy import Membership, Policy
 from fedopal_secure.data.datasets import Dataset, load_dataset
 from fedopal_secure.data.partition import dirichlet_partition
 from fedopal_secure.encoding.layout import plain_float32_bytes
-from fedopal_secure.federation.client import JoinedSession, PrivateData, RoundClient, compute_statistics, prompts_digest
+from fedopal_secure.federation.client import PrivateData, compute_statistics, prompts_digest
 from fedopal_secure.federation.config import PolicyConfig, SimulationConfig, dump_toml
 from fedopal_secure.federation.secure_sum import PHASES, PROTOCOLS, Participant
 from fedopal_secure.federation.server import Proposal, RoundServer
@@ -33,6 +30,7 @@ from fedopal_secure.federation.vectors import STATISTICS_SESSION, feature_grid, 
 from fedopal_secure.model import Model, evaluate
 from fedopal_secure.runtimes.dropouts import Dropouts, parse_drop
 from fedopal_secure.runtimes.in_process import run_round
+from fedopal_secure.runtimes.parties import SeededEntropy, Vectors, WitnessedClient
 from fedopal_secure.runtimes.result import (
     Baseline,
     Environment,
@@ -54,8 +52,6 @@ from fedopal_secure.vision.tuning import TuningConfig, tune_prompts
 Report = Callable[[str, int], None]
 # by a client's name: float32 (tokens, dimension)
 TunedPrompts = dict[str, NDArray[np.float32]]
-# by session id and identity: uint64 (length,)
-Vectors = dict[tuple[bytes, bytes], NDArray[np.uint64]]
 
 
 def quiet(stage: str, images: int) -> None:
@@ -73,32 +69,6 @@ class Outcome:
     result: Result
     pooled: PrivateData
     tuned: TunedPrompts
-
-
-class SeededEntropy:
-    """Reproducible bytes for simulated keys and masks: SHAKE-256 of a seed, an owner and a counter."""
-
-    def __init__(self, seed: int, owner: str) -> None:
-        self._prefix = f"fedopal-secure simulated entropy|{seed}|{owner}|".encode()
-        self._counter = 0
-
-    def __call__(self, count: int) -> bytes:
-        """The next `count` bytes."""
-        self._counter += 1
-        return hashlib.shake_256(self._prefix + self._counter.to_bytes(8, "big")).digest(count)
-
-
-class _Witnessed(RoundClient):
-    """A client that also writes down what it contributes, so that sums can be compared; only a simulation has it."""
-
-    def __init__(self, seen: Vectors, participant: Participant, *rest: Any, **options: Any) -> None:
-        super().__init__(participant, *rest, **options)
-        self._seen, self._identity = seen, participant.key.identity
-
-    def _vector(self, session: JoinedSession, context: Context) -> NDArray[np.uint64]:
-        vector = super()._vector(session, context)
-        self._seen[session.id, self._identity] = vector
-        return vector
 
 
 class Simulation:
@@ -254,7 +224,7 @@ class Simulation:
         )
         seen: Vectors = {}
         clients = {
-            self.keys[name].identity: _Witnessed(
+            self.keys[name].identity: WitnessedClient(
                 seen,
                 Participant(self.keys[name], b"", self.policy, SeededEntropy(seed, name)),
                 self.backbone,

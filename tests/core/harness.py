@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 
 from fedopal_secure.core import client, messages, server
-from fedopal_secure.core.client import ClientState, ParentView
 from fedopal_secure.core.codec import decode
 from fedopal_secure.core.errors import MisuseError, ProtocolError
 from fedopal_secure.core.identity import SigningKey
@@ -28,6 +27,7 @@ from fedopal_secure.core.ring import U64
 from fedopal_secure.core.secret import Secret
 from fedopal_secure.core.server import ServerState, Sum
 from fedopal_secure.core.shamir import Entropy
+from fedopal_secure.core.states import ClientState, ParentView
 
 PRIMES = (0x3FFFFFFFFC001, 2**61 - 1)  # 50 bits and 1 modulo 2 * 8192, as BFV wants it; a Mersenne prime
 PHASES = ("advertise", "share", "upload", "attest", "reveal")

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedopal_secure.core import client, messages, server
-from fedopal_secure.core.client import ParentView
 from fedopal_secure.core.errors import ClientFault, MisuseError, ServerFault, SessionAborted
 from fedopal_secure.core.messages import KEY_SHARE, SEED_SHARE, Context
 from fedopal_secure.core.params import Segment
+from fedopal_secure.core.states import ParentView
 from tests.core.harness import PHASES, PRIMES, Federation, Run, make, read, run, segments
 
 MODULI = st.sampled_from((0, 0, *PRIMES))

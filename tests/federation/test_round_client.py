@@ -19,7 +19,8 @@ from fedopal_secure.federation.secure_sum import Participant, open_client, open_
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.vectors import PromptTotal, session_segments
-from fedopal_secure.runtimes.simulation import SeededEntropy, Simulation
+from fedopal_secure.runtimes.parties import SeededEntropy
+from fedopal_secure.runtimes.simulation import Simulation
 
 CLIENT = "client-01"
 
