@@ -43,7 +43,7 @@ BAD_INPUT, ABORTED = 2, 3
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"fedopal-secure: {message}", file=sys.stderr)  # noqa: T201
+    print(f"fedopal-secure: {message}", file=sys.stderr)
     raise typer.Exit(code)
 
 
@@ -185,7 +185,7 @@ def simulate(
         with _progress(work(simulation)) as report:
             result = simulation.run(out, report).result
         if as_json:
-            print(result.to_json())  # noqa: T201
+            print(result.to_json())
         else:
             _print_result(result, out)
 
@@ -292,7 +292,7 @@ def evaluate(
             scores = released.scores(backbone, np.asarray(labelled.images), lambda done: report("evaluation", done))
         found = measure(scores, labelled.labels, released.classes)
         if as_json:
-            print(json.dumps(asdict(found) | {"skipped_images": len(skipped)}, indent=2))  # noqa: T201
+            print(json.dumps(asdict(found) | {"skipped_images": len(skipped)}, indent=2))
             return
         table = Table("class", "recall")
         for name, recall in found.recall.items():
@@ -316,8 +316,8 @@ def keys_new(
         from fedopal_secure.federation.keys import create_key
 
         path, identity = create_key(folder, name)
-        print(f"{path} holds the private key: keep it, and show it to no one", file=sys.stderr)  # noqa: T201
-        print(f'{json.dumps(name)} = "{identity.hex()}"')  # noqa: T201
+        print(f"{path} holds the private key: keep it, and show it to no one", file=sys.stderr)
+        print(f'{json.dumps(name)} = "{identity.hex()}"')
 
 
 @keys_app.command("show")
@@ -326,7 +326,7 @@ def keys_show(path: Annotated[Path, typer.Argument(help="A file that `keys new` 
     with _errors():
         from fedopal_secure.federation.keys import load_key
 
-        print(f'{json.dumps(path.stem)} = "{load_key(path).identity.hex()}"')  # noqa: T201
+        print(f'{json.dumps(path.stem)} = "{load_key(path).identity.hex()}"')
 
 
 if __name__ == "__main__":

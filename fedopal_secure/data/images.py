@@ -55,7 +55,7 @@ def decode_image(raw: bytes, name: str) -> NDArray[np.uint8]:
         if isinstance(error, UnidentifiedImageError):
             reason = "not an image in a known format" if raw else "the file is empty"
         raise InputError(
-            f"unreadable image {name}: {reason}; repair or remove it, or pass --skip-unreadable"
+            f"unreadable image {name}: {reason}; repair or remove it, or use --skip-unreadable where offered"
         ) from error
 
 

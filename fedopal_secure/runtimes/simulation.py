@@ -238,17 +238,16 @@ class Simulation:
             )
             for number, name in enumerate(self.names)
         }
-        by_identity = self.by_identity
-        model = run_round(server, clients, Dropouts(self.drops, by_identity, seed))
-        pooled = self.pooled(by_identity[client] for client in server.result(STATISTICS_SESSION).survivors)
+        model = run_round(server, clients, Dropouts(self.drops, self.by_identity, seed))
+        pooled = self.pooled(self.by_identity[client] for client in server.result(STATISTICS_SESSION).survivors)
         baseline = self._baseline(model, pooled) if config.baselines else None
-        result = self._result(server, model, compare_sums(server.records, seen), baseline, by_identity)
+        result = self._result(server, model, compare_sums(server.records, seen), baseline)
         seconds = timings.seconds | {"total": time.perf_counter() - start}
         result = msgspec.structs.replace(result, timings_s=seconds)
         if out is not None:
             model.save(out / "model.safetensors")
             (out / "result.json").write_text(result.to_json() + "\n", encoding="utf-8")
-        own = {by_identity[client]: party.tuned for client, party in clients.items() if party.tuned is not None}
+        own = {self.by_identity[client]: party.tuned for client, party in clients.items() if party.tuned is not None}
         return Outcome(model, result, pooled, own)
 
     def with_names(self, text: str) -> str:
@@ -324,7 +323,6 @@ class Simulation:
         model: Model,
         exact: Exact,
         baseline: Baseline | None,
-        names: dict[bytes, str],
     ) -> Result:
         test, task = self.dataset.test, self.task
         evaluation = evaluate(self._scores(model.head, model.prompts), test.labels, test.classes)
@@ -340,7 +338,7 @@ class Simulation:
             train_images=len(self.dataset.train),
             skipped_images=len(self.dataset.skipped),
             clients=self.config.clients,
-            sessions=[session_result(record, names) for record in server.records.values()],
+            sessions=[session_result(record, self.by_identity) for record in server.records.values()],
             plain_float32_bytes=plain_float32_bytes(*shape),
             plain_float32_triangle_bytes=plain_float32_bytes(*shape, triangle=True),
             exact=exact,

@@ -15,7 +15,7 @@ from fedopal_secure.core.messages import Context
 from fedopal_secure.core.params import SessionParams, session_id
 from fedopal_secure.federation.client import PrivateData, RoundClient
 from fedopal_secure.federation.config import PromptSettings, SimulationConfig
-from fedopal_secure.federation.secure_sum import Participant, open_client, open_server
+from fedopal_secure.federation.secure_sum import PairwiseClient, Participant, open_client, open_server
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.vectors import PromptTotal, session_segments
@@ -145,6 +145,41 @@ def test_an_upload_asked_for_too_early_costs_no_grant_and_no_features(
     with pytest.raises(ServerFault, match="out of order"):
         client.answer("statistics", "upload", context)
     journal.give(simulation.data_of([0]).digest(), bytes(32), "statistics", bytes(32), 1)  # the grant is still there
+
+
+def test_control_without_the_early_check_the_grant_is_gone(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PairwiseClient, "begin_upload", lambda *_: None)
+    journal = Journal()
+    client = make(simulation, journal)
+    join(client, proposal(simulation))
+    with pytest.raises(MisuseError):
+        client.answer("statistics", "upload", encode(Context(session_id(proposal(simulation)), b"", b"", (), b"")))
+    with pytest.raises(PolicyRefusal, match="'sessions'"):
+        journal.give(simulation.data_of([0]).digest(), bytes(32), "statistics", bytes(32), 1)
+
+
+def test_control_a_client_that_does_not_leave_can_be_tried_again(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RoundClient, "close", lambda _: None)
+    client = make(simulation)
+    with pytest.raises(PolicyRefusal):
+        join(client, proposal(simulation, server=bytes(32)))
+    assert join(client, proposal(simulation))
+
+
+def test_the_worst_mean_prompt_is_refused_by_default_and_control_without_the_radius(simulation: Simulation) -> None:
+    task = replace(simulation.task, prompt_mode="two-phase", **PROMPTS)
+    params = proposal(simulation, task=task)
+    total = PromptTotal(3, np.full(2 * 224, 3 << task.prompt_bits, "<i8").tobytes())
+    survivors = tuple(sorted(simulation.by_identity))
+    context = Context(bytes(32), bytes(32), bytes(32), survivors, encode(total))
+    with pytest.raises(PolicyRefusal, match="'prompt_radius'"):
+        make(simulation)._prompts(params, context)
+    swallowed = make(simulation, prompt_radius=float("inf"))._prompts(params, context)
+    assert (swallowed == task.prompt_bound).all()
 
 
 def test_secrets_are_erased_when_a_client_leaves(simulation: Simulation) -> None:
