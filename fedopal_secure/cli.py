@@ -133,8 +133,11 @@ def simulate(
     skip_unreadable: Annotated[bool, typer.Option(help="Skip and count unreadable images.")] = False,
     backbone: Annotated[str | None, typer.Option(help="'embedded' or 'timm:NAME[@CHECKPOINT]'.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the backbone's input, pixels.")] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients, 3 to 256.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients; above 256 the graph is sparse.")] = None,
     corrupt: Annotated[int | None, typer.Option(help="Corrupt clients tolerated, c; default: clients / 5.")] = None,
+    min_contributors: Annotated[
+        int | None, typer.Option(help="Take a census first; stop if a class has fewer honest contributors.")
+    ] = None,
     alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration; small is skewed, inf is even.")] = None,
     prompts: Annotated[str | None, typer.Option(help="none, local, two-phase, or public:MODEL.safetensors.")] = None,
     protocol: Annotated[str | None, typer.Option(help="pairwise or plain.")] = None,
@@ -158,6 +161,7 @@ def simulate(
         "image_size": image_size,
         "clients": clients,
         "corrupt": corrupt,
+        "min_contributors": min_contributors,
         "alpha": alpha,
         "protocol": protocol,
         "drop": drop or None,

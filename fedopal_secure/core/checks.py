@@ -5,16 +5,27 @@ Each rule stands alone so that a test can take away exactly one of them and show
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fedopal_secure.core import messages
 from fedopal_secure.core.errors import PolicyRefusal, ServerFault
-from fedopal_secure.core.graph import has_quorum
-from fedopal_secure.core.messages import Advert, Context, Relay, RevealRequest, Roster, ShareMessage, UploadHeader, View
+from fedopal_secure.core.graph import Graph, quorum
+from fedopal_secure.core.messages import (
+    Advert,
+    Context,
+    Proposal,
+    Relay,
+    RevealRequest,
+    Roster,
+    ShareMessage,
+    UploadHeader,
+    View,
+)
 
 if TYPE_CHECKING:
+    from fedopal_secure.core.census import Census
     from fedopal_secure.core.policy import Membership
     from fedopal_secure.core.states import ParentView
 
@@ -26,6 +37,14 @@ def _require(holds: bool, reason: str) -> None:
 
 def _ascending(identities: Sequence[bytes]) -> bool:
     return all(low < high for low, high in pairwise(identities))
+
+
+# Proposal, before anything is sent.
+
+
+def proposal_is_signed(proposal: Proposal) -> None:
+    """The server that the parameters name signed them."""
+    _require(messages.is_signed(proposal), "the proposal is not signed by the server that it names")
 
 
 # Roster, before sharing.
@@ -54,9 +73,12 @@ def roster_admits_only_members(roster: Roster, members: Membership) -> None:
             raise PolicyRefusal("members", f"{advert.sender.hex()[:12]} is in the roster and unknown to the policy")
 
 
-def roster_is_signed(roster: Roster, session: bytes) -> None:
-    """Every advert is for this session and signed by its sender."""
-    for advert in roster.adverts:
+def adverts_are_signed(adverts: Iterable[Advert], session: bytes) -> None:
+    """Each of these adverts is for this session and signed by its sender.
+
+    A client asks this of those that it deals with; for the others the hash of the roster, which all attest, is enough.
+    """
+    for advert in adverts:
         _require(
             advert.session == session and messages.is_signed(advert),
             f"the advert of {advert.sender.hex()[:12]} is not signed for this session",
@@ -73,11 +95,20 @@ def roster_repeats_no_key(roster: Roster) -> None:
 
 
 def relay_is_ours(relay: Relay, session: bytes, identities: Sequence[bytes]) -> None:
-    """It belongs to this session, and its dealers are distinct roster members in order."""
-    dealers = [dealt.message.sender for dealt in relay.dealers]
+    """It belongs to this session, and its sharers are distinct roster members in order."""
+    sharers = [sharer.identity for sharer in relay.sharers]
     _require(relay.session == session, "the relay is of another session")
-    _require(_ascending(dealers), "the relay repeats a dealer or is unordered")
-    _require(set(dealers) <= set(identities), "the relay names a dealer outside the roster")
+    _require(_ascending(sharers), "the relay repeats a sharer or is unordered")
+    _require(set(sharers) <= set(identities), "the relay names a sharer outside the roster")
+
+
+def dealers_are_sharers(relay: Relay) -> None:
+    """Dealers ascend strictly, and each one's message is the one that the list of sharers holds the hash of."""
+    listed = {sharer.identity: sharer.message for sharer in relay.sharers}
+    _require(_ascending([dealt.message.sender for dealt in relay.dealers]), "the relay repeats a dealer")
+    for dealt in relay.dealers:
+        hashed = messages.share_message_hash(dealt.message)
+        _require(listed.get(dealt.message.sender) == hashed, "the relay shows a message that its list does not")
 
 
 def relay_shows_own_message(relay: Relay, own: ShareMessage) -> None:
@@ -95,30 +126,48 @@ def relayed_messages_are_signed(relay: Relay, session: bytes, roster: bytes) -> 
         )
 
 
-def relayed_messages_fit(relay: Relay, holders: int) -> None:
-    """Every dealer shared with the whole roster, one entry for each holder."""
+def relayed_messages_fit(relay: Relay, graph: Graph, places: Mapping[bytes, int], position: int) -> None:
+    """Every dealer has as many holders as the graph says, us among them, and one entry for each.
+
+    `places` are the roster positions of all members, `position` is ours.
+    """
     for dealt in relay.dealers:
-        _require(fits(dealt.message, holders), f"the share message of {dealt.message.sender.hex()[:12]} does not fit")
+        dealer = dealt.message.sender
+        suits = fits(dealt.message, graph, places[dealer]) and position in dealt.message.holders
+        _require(suits, f"the share message of {dealer.hex()[:12]} does not fit")
+    # On the complete graph everyone deals to everyone, so nobody's message may be left out.
+    complete = graph.sparse or len(relay.dealers) == len(relay.sharers)
+    _require(complete, "the relay leaves out the message of someone who shared")
 
 
-def fits(message: ShareMessage, holders: int) -> bool:
-    """Whether a share message has one entry for each member of the roster."""
+def fits(message: ShareMessage, graph: Graph, position: int) -> bool:
+    """Whether the holders are such as the graph gives the client at a position, with one entry for each."""
+    holders = message.holders
     entries = (message.key_commitments, message.seed_commitments, message.ciphertext_hashes)
-    return message.holders == tuple(range(holders)) and all(len(entry) == holders for entry in entries)
+    return (
+        len(holders) == graph.holders
+        and position in holders
+        and all(low < high for low, high in pairwise(holders))
+        and holders[0] >= 0
+        and holders[-1] < graph.roster
+        and all(len(entry) == len(holders) for entry in entries)
+    )
 
 
 def relayed_ciphertexts_are_the_dealers(relay: Relay, position: int) -> None:
     """Each ciphertext is the one whose hash its dealer signed."""
     for dealt in relay.dealers:
+        place = dealt.message.holders.index(position)
         _require(
-            messages.ciphertext_hash(dealt.ciphertext) == dealt.message.ciphertext_hashes[position],
+            messages.ciphertext_hash(dealt.ciphertext) == dealt.message.ciphertext_hashes[place],
             f"the ciphertext of {dealt.message.sender.hex()[:12]} is not the one it signed",
         )
 
 
-def enough_shared(relay: Relay, threshold: int) -> None:
+def enough_shared(relay: Relay, holders: Collection[bytes], threshold: int) -> None:
     """At least the threshold of our holders shared; with fewer our masks could not be removed lawfully."""
-    _require(len(relay.dealers) >= threshold, f"{len(relay.dealers)} shared, below the threshold of {threshold}")
+    shared = sum(sharer.identity in holders for sharer in relay.sharers)
+    _require(shared >= threshold, f"{shared} of our holders shared, below the threshold of {threshold}")
 
 
 # Context, when uploading.
@@ -128,6 +177,23 @@ def context_is_ours(context: Context, session: bytes, parent: bytes) -> None:
     """It belongs to this session and continues the parent that the parameters name."""
     _require(context.session == session, "the context is of another session")
     _require(context.parent == parent, "the context continues another session than the parameters say")
+
+
+def census_allows(census: Census | None, minimum: int, corrupt: int, survivors: Collection[bytes] | None) -> None:
+    """Every class keeps `minimum` honest contributors, if a census is asked for.
+
+    At most `corrupt` contributors lied, and each survivor of the census who is none of `survivors` (None: nobody has
+    left yet) may have been one.
+    """
+    if not minimum:
+        return
+    if census is None:
+        raise PolicyRefusal("min_contributors", "no census was taken in the sessions that this one continues")
+    lost = 0 if survivors is None else len(set(census.survivors) - set(survivors))
+    for number, contributors in enumerate(census.contributors):
+        if contributors - lost - corrupt < minimum:
+            detail = f"class {number} has {contributors} contributors, of whom {lost} left and {corrupt} may be corrupt"
+            raise PolicyRefusal("min_contributors", f"{detail}; {minimum} are needed")
 
 
 def context_shows_own_parent_view(context: Context, parent: ParentView | None) -> None:
@@ -177,6 +243,20 @@ def view_treats_us_right(view: View, identity: bytes, own: UploadHeader | None) 
     _require(shown == ([] if own is None else [own]), "the view is wrong about our own upload")
 
 
+def survivors_keep_holders(
+    view: View, identities: Sequence[bytes], holders: Mapping[bytes, Sequence[int]], threshold: int
+) -> None:
+    """On a sparse graph: every survivor whose shares we hold keeps at least the threshold of its holders.
+
+    `holders` are roster positions by dealer. Otherwise the server could declare all neighbours of a victim dropped,
+    rebuild their masking keys and be left with the victim's vector under a self-mask that it may remove.
+    """
+    survivors = {header.sender for header in view.survivors}
+    for dealer in survivors & holders.keys():
+        kept = sum(identities[position] in survivors for position in holders[dealer])
+        _require(kept >= threshold, f"{kept} holders of {dealer.hex()[:12]} survive, below the threshold")
+
+
 def cohort_is_reached(view: View, cohort: int) -> None:
     """The sum is over enough clients."""
     if len(view.survivors) < cohort:
@@ -218,7 +298,7 @@ def attestations_are_signed(request: RevealRequest, session: bytes, view: bytes)
 def quorum_is_reached(request: RevealRequest, roster: int, corrupt: int) -> None:
     """More than half of the roster and the corrupt clients together signed: no other view has as many."""
     _require(
-        has_quorum(len(request.attestations), roster, corrupt),
+        len(request.attestations) >= quorum(roster, corrupt),
         f"{len(request.attestations)} signatures are no quorum of {roster} members with c = {corrupt}",
     )
 

@@ -25,6 +25,7 @@ CIPHERTEXT: Final = _PREFIX + b"ciphertext\x00"
 
 # Signatures.
 SIGN_CERTIFICATE: Final = _PREFIX + b"sign certificate\x00"
+SIGN_PROPOSAL: Final = _PREFIX + b"sign proposal\x00"
 SIGN_ADVERT: Final = _PREFIX + b"sign advert\x00"
 SIGN_SHARE: Final = _PREFIX + b"sign share\x00"
 SIGN_UPLOAD: Final = _PREFIX + b"sign upload\x00"

@@ -36,7 +36,12 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def agree(private: bytes, public: bytes, owner: bytes) -> bytes:
+def load(private: bytes) -> X25519PrivateKey:
+    """A private key ready for many agreements; loading costs as much as one of them."""
+    return X25519PrivateKey.from_private_bytes(private)
+
+
+def agree(private: X25519PrivateKey, public: bytes, owner: bytes) -> bytes:
     """The X25519 shared secret.
 
     Raises ClientFault(owner) if `public` is of small order (an all-zero result), or is not the one canonical form of
@@ -45,7 +50,7 @@ def agree(private: bytes, public: bytes, owner: bytes) -> bytes:
     if int.from_bytes(public, "little") >= _FIELD:
         raise ClientFault(owner, "advertised a key in another than its canonical form")
     try:
-        return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+        return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise ClientFault(owner, "advertised a key of small order, which agrees on nothing secret") from None
 

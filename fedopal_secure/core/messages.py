@@ -1,11 +1,12 @@
 """The messages of secagg/v1: frozen structures, their signatures and their hashes.
 
-Client to server: Advert, Shares, Upload, Attestation, Reveal. Server to client: SessionParams, Roster, Relay, Context,
-View, RevealRequest. A signature covers a label and the message's canonical bytes with 64 zero bytes as its signature.
+Client to server: Advert, Shares, Upload, Attestation, Reveal. Server to client: Proposal, Roster, Relay, Context, View,
+RevealRequest. A signature covers a label and the message's canonical bytes with 64 zero bytes as its signature.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from fedopal_secure.core import domains
 from fedopal_secure.core.codec import Bytes32, Message, Signature, encode
 from fedopal_secure.core.identity import SigningKey, verify
+from fedopal_secure.core.params import SessionParams
 
 _UNSIGNED = bytes(64)
 
@@ -21,6 +23,18 @@ Share = Annotated[bytes, msgspec.Meta(max_length=33)]
 # Two shares of 33 bytes and the tag of AES-256-GCM.
 Ciphertext = Annotated[bytes, msgspec.Meta(max_length=82)]
 Certificate = Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
+class Proposal(Message, frozen=True, tag="proposal"):
+    """The parameters of a session, signed by the server that they name."""
+
+    params: SessionParams
+    signature: Signature = _UNSIGNED
+
+    @property
+    def sender(self) -> bytes:
+        """The server."""
+        return self.params.server
 
 
 class Advert(Message, frozen=True, tag="advert"):
@@ -60,7 +74,7 @@ class ShareMessage(Message, frozen=True, tag="share"):
 
 
 class Shares(Message, frozen=True, tag="shares"):
-    """A dealer's signed message and its ciphertexts, one for each holder; its own place is empty."""
+    """A dealer's signed message and its ciphertexts, one for each of its holders; its own place is empty."""
 
     message: ShareMessage
     ciphertexts: tuple[Ciphertext, ...]
@@ -73,10 +87,18 @@ class Relayed(Message, frozen=True):
     ciphertext: Ciphertext
 
 
+class Sharer(Message, frozen=True):
+    """Someone who shared, and the hash of its share message."""
+
+    identity: Bytes32
+    message: Bytes32
+
+
 class Relay(Message, frozen=True, tag="relay"):
-    """Everyone who shared, in the order of their identities, as one holder is shown it."""
+    """Everyone who shared, and in full those who dealt to the client that reads it; both in order of identities."""
 
     session: Bytes32
+    sharers: tuple[Sharer, ...]
     dealers: tuple[Relayed, ...]
 
 
@@ -129,7 +151,7 @@ class Attestation(Message, frozen=True, tag="attestation"):
 
 
 class RevealRequest(Message, frozen=True, tag="reveal-request"):
-    """The quorum of attestations, and the two lists for which shares are asked."""
+    """A quorum of attestations, and the two lists for which shares are asked."""
 
     session: Bytes32
     view: Bytes32
@@ -139,7 +161,8 @@ class RevealRequest(Message, frozen=True, tag="reveal-request"):
 
 
 class Reveal(Message, frozen=True, tag="reveal"):
-    """Shares of survivors' seeds and of dropped clients' masking keys, in the order of the view; empty means none.
+    """Shares of survivors' seeds and of dropped clients' masking keys, of those who dealt to the sender, in the order
+    of the request; empty means none.
 
     An empty share says that the dealer's ciphertext did not open or match: a dispute between dealer and holder.
     """
@@ -152,10 +175,11 @@ class Reveal(Message, frozen=True, tag="reveal"):
     signature: Signature = _UNSIGNED
 
 
-Signed = Advert | ShareMessage | UploadHeader | Attestation | Reveal
-S = TypeVar("S", Advert, ShareMessage, UploadHeader, Attestation, Reveal)
+Signed = Proposal | Advert | ShareMessage | UploadHeader | Attestation | Reveal
+S = TypeVar("S", Proposal, Advert, ShareMessage, UploadHeader, Attestation, Reveal)
 
 _LABELS: dict[type, bytes] = {
+    Proposal: domains.SIGN_PROPOSAL,
     Advert: domains.SIGN_ADVERT,
     ShareMessage: domains.SIGN_SHARE,
     UploadHeader: domains.SIGN_UPLOAD,
@@ -181,12 +205,14 @@ def roster_hash(roster: Roster) -> bytes:
     return domains.digest(domains.ROSTER, encode(roster))
 
 
-def sharers_hash(messages: list[ShareMessage]) -> bytes:
+def share_message_hash(message: ShareMessage) -> bytes:
+    """H(share message): the hash of its canonical bytes, signature included."""
+    return domains.digest(domains.SHARE_MESSAGE, encode(message))
+
+
+def sharers_hash(sharers: Sequence[Sharer]) -> bytes:
     """H(sharers): the hash of (identity, H(share message)) in the order of identities."""
-    parts = []
-    for message in messages:
-        parts += [message.sender, domains.digest(domains.SHARE_MESSAGE, encode(message))]
-    return domains.digest(domains.SHARERS, *parts)
+    return domains.digest(domains.SHARERS, *(part for sharer in sharers for part in (sharer.identity, sharer.message)))
 
 
 def context_hash(context: Context) -> bytes:

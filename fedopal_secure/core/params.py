@@ -6,17 +6,20 @@ disagree on anything here cannot complete a session together.
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from fedopal_secure.core import domains
 from fedopal_secure.core.codec import Bytes32, Message, encode
 from fedopal_secure.core.errors import PolicyRefusal
+from fedopal_secure.core.graph import COMPLETE_UP_TO, MAX_DEGREE
 from fedopal_secure.core.ring import is_prime
 
 PROTOCOL: Final = "secagg/v1"
-MAX_CLIENTS: Final = 256
+MAX_CLIENTS: Final = 2**14
 MAX_LENGTH: Final = 2**32
+MIN_BOUND: Final = 2.0**-64  # of features and prompts: scale factors and their squares are ordinary float64
+MAX_BOUND: Final = 2.0**64
+CENSUS: Final = "census"
 PROMPT_MODES: Final = ("none", "public", "local", "two-phase")
 
 
@@ -37,7 +40,8 @@ class Task(Message, frozen=True):
 
     `prompt_source` is the 32-byte seed of P_init, or the SHA-256 of the public prompts, or empty without prompts.
     `tuning` describes how clients tune (FedOPAL eq. 6). `release` describes the differential privacy of what leaves;
-    it is empty when exact sums leave.
+    it is empty when exact sums leave. With `min_contributors` above 0 a census comes first, and no statistic is summed
+    unless every class has that many honest contributors.
     """
 
     backbone: str
@@ -58,14 +62,16 @@ class Task(Message, frozen=True):
     tuning: str
     max_images: int
     release: str
+    min_contributors: int
 
 
 class SessionParams(Message, frozen=True, tag="session"):
     """All public parameters of one secure sum.
 
-    `name` says what is summed (`prompts`, `statistics`, ...). `clients` caps the roster and `corrupt` is the number c
-    of corrupt clients that the session tolerates; neither changes with the roster. `modulus` is 0 for 2**64 or a prime
-    below 2**63. `parent` is the id of the session that this one continues, or empty.
+    `name` says what is summed (`census`, `prompts`, `statistics`). `clients` caps the roster and `corrupt` is the
+    number c of corrupt clients that the session tolerates; neither changes with the roster. `degree` is how many
+    holders each client draws, 0 on the complete graph. `modulus` is 0 for 2**64 or a prime below 2**63. `parent` is the
+    id of the session that this one continues, or empty.
     """
 
     protocol: str
@@ -75,6 +81,7 @@ class SessionParams(Message, frozen=True, tag="session"):
     parent: bytes
     clients: int
     corrupt: int
+    degree: int
     min_survivors: int
     modulus: int
     segments: tuple[Segment, ...]
@@ -123,6 +130,11 @@ def check_params(params: SessionParams, protocol: str = PROTOCOL) -> None:
         least <= p.min_survivors <= p.clients,
         f"{p.min_survivors} survivors proposed; with c = {p.corrupt} it takes {least} to {p.clients}",
     )
+    sparse = p.clients > COMPLETE_UP_TO
+    least, most = (1, MAX_DEGREE) if sparse else (0, 0)
+    require(
+        "degree", least <= p.degree <= most, f"degree {p.degree} of {p.clients} clients; {least} to {most} is allowed"
+    )
     prime = p.modulus != 0
     require("modulus", not prime or (2 < p.modulus < 2**63 and is_prime(p.modulus)), "neither 2^64 nor a prime < 2^63")
     prime_width = (p.modulus.bit_length() + 7) // 8
@@ -139,11 +151,20 @@ def check_params(params: SessionParams, protocol: str = PROTOCOL) -> None:
     require("feature_bits", 1 <= task.feature_bits <= 24, f"{task.feature_bits} bits; 1 to 24 are possible")
     # Rounding moves a feature by sqrt(d)/2 grid units at most, and something must be left of 2**bits.
     require("feature_bits", 4 ** (task.feature_bits + 1) > task.feature_dimension, "too few for the dimension")
-    require("feature_bound", math.isfinite(task.feature_bound) and task.feature_bound > 0, f"{task.feature_bound}")
+    require("feature_bound", MIN_BOUND <= task.feature_bound <= MAX_BOUND, f"{task.feature_bound}")
     require("max_images", 1 <= task.max_images <= 2**40, f"{task.max_images} images")
+    contributors = task.min_contributors
+    require("min_contributors", 0 <= contributors <= p.clients, f"{contributors} contributors of {p.clients} clients")
+    census = contributors > 0
+    require("min_contributors", not (census and task.release), "exact presence bits would void the private release")
+    require("min_contributors", not (census and sparse), "a census needs the complete graph, so at most 256 clients")
+    require("min_contributors", not census or protocol == PROTOCOL, "only masked sums can be re-checked by clients")
+    require("min_contributors", census or p.name != CENSUS, "a census has no minimum to check")
+    require("parent", p.name != CENSUS or not p.parent, "a census comes first and continues no session")
+    require("parent", not census or p.name == CENSUS or bool(p.parent), "a session after a census names its parent")
     require("prompt_mode", task.prompt_mode in PROMPT_MODES, f"{task.prompt_mode!r} is not one of {PROMPT_MODES}")
     require("prompt_bits", 1 <= task.prompt_bits <= 32, f"{task.prompt_bits} bits; 1 to 32 are possible")
-    require("prompt_bound", math.isfinite(task.prompt_bound) and task.prompt_bound > 0, f"{task.prompt_bound}")
+    require("prompt_bound", MIN_BOUND <= task.prompt_bound <= MAX_BOUND, f"{task.prompt_bound}")
     if task.prompt_mode == "none":
         empty = (task.prompt_tokens, task.prompt_dimension, task.prompt_source, task.tuning) == (0, 0, b"", "")
         require("prompts", empty, "mode 'none' has no prompts")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fedopal_secure.core.errors import PolicyRefusal
-from fedopal_secure.core.graph import threshold
+from fedopal_secure.core.graph import Graph
 from fedopal_secure.core.identity import verify_certificate
 from fedopal_secure.core.params import PROMPT_MODES, PROTOCOL, SessionParams, check_params, least_cohort
 
@@ -34,7 +34,8 @@ class Policy:
     `servers` are identities that a proposal may name; that the server is who it says is the transport's business.
     `corrupt` is the number of corrupt clients it assumes at most, `max_images` the image cap of the whole federation,
     `prompt_radius` the largest norm of a mean prompt's distance from P_init, `prompt_modes` the ways of tuning that it
-    takes part in, `sessions` how many chains of sessions it grants on the same data.
+    takes part in, `sessions` how many chains of sessions it grants on the same data, `min_contributors` how many honest
+    clients must hold images of each class (0: it asks for no census), counting c clients as lying by one each.
     """
 
     members: Membership
@@ -51,6 +52,7 @@ class Policy:
     prompt_radius: float = 5.0
     prompt_modes: frozenset[str] = frozenset(PROMPT_MODES)
     sessions: int = 1
+    min_contributors: int = 0
     protocols: frozenset[str] = field(default_factory=lambda: frozenset({PROTOCOL}))
 
 
@@ -71,7 +73,7 @@ def check_proposal(policy: Policy, params: SessionParams, protocol: str = PROTOC
         params.min_survivors >= policy.min_survivors,
         f"a cohort of {params.min_survivors} is below {policy.min_survivors}",
     )
-    t = threshold(params.clients, params.corrupt)  # of a full roster; a smaller one has a smaller threshold
+    t = Graph(params.clients, params.degree, params.corrupt).threshold  # of a full roster; a smaller one may have less
     require("min_threshold", t >= policy.min_threshold, f"threshold {t} is below {policy.min_threshold}")
     require("backbone", task.backbone == policy.backbone, f"{task.backbone!r} is not {policy.backbone!r}")
     require("backbone_hash", task.backbone_hash == policy.backbone_hash, "the backbone's weights are not those agreed")
@@ -81,6 +83,11 @@ def check_proposal(policy: Policy, params: SessionParams, protocol: str = PROTOC
     require("max_images", task.max_images == policy.max_images, f"{task.max_images} is not {policy.max_images}")
     require("prompt_modes", task.prompt_mode in policy.prompt_modes, f"mode {task.prompt_mode!r} is not accepted")
     require("release", task.release == policy.release, "the release is not the one agreed")
+    require(
+        "min_contributors",
+        task.min_contributors >= policy.min_contributors,
+        f"{task.min_contributors} contributors to each class are below {policy.min_contributors}",
+    )
 
 
 def cohort(policy: Policy, params: SessionParams) -> int:
@@ -88,12 +95,14 @@ def cohort(policy: Policy, params: SessionParams) -> int:
     return max(least_cohort(params.corrupt), params.min_survivors, policy.min_survivors)
 
 
-def roster_threshold(policy: Policy, params: SessionParams, roster: int) -> int:
-    """The threshold for a roster of this size; raises PolicyRefusal if the policy or the roster forbids it."""
+def roster_graph(policy: Policy, params: SessionParams, roster: int) -> Graph:
+    """The graph of a roster of this size; raises PolicyRefusal if the policy or the roster forbids it."""
     needed = cohort(policy, params)
     if roster < needed:
         raise PolicyRefusal("min_survivors", f"a roster of {roster} cannot give a cohort of {needed}")
-    t = threshold(roster, params.corrupt)
-    if t < policy.min_threshold:
-        raise PolicyRefusal("min_threshold", f"threshold {t} is below {policy.min_threshold}")
-    return t
+    graph = Graph(roster, params.degree, params.corrupt)
+    if not graph.sound:
+        raise PolicyRefusal("degree", f"{graph.degree} holders are too few in a roster of {roster}")
+    if graph.threshold < policy.min_threshold:
+        raise PolicyRefusal("min_threshold", f"threshold {graph.threshold} is below {policy.min_threshold}")
+    return graph

@@ -11,20 +11,26 @@ Memory is one vector, plus what each client's control messages take: uploads are
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from fedopal_secure.core import masks, messages
+from fedopal_secure.core.census import Opening
 from fedopal_secure.core.checks import fits
 from fedopal_secure.core.codec import decode, encode
+from fedopal_secure.core.domains import SHARE_MESSAGE, digest
 from fedopal_secure.core.errors import Blame, ClientFault, MisuseError, ProtocolError, SessionAborted
-from fedopal_secure.core.graph import has_quorum, threshold
-from fedopal_secure.core.messages import KEY_SHARE, SEED_SHARE, Context
-from fedopal_secure.core.params import SessionParams, check_params, session_id
+from fedopal_secure.core.graph import Graph, quorum
+from fedopal_secure.core.identity import SigningKey
+from fedopal_secure.core.messages import Context
+from fedopal_secure.core.params import CENSUS, SessionParams, check_params, session_id
 from fedopal_secure.core.policy import Membership
+from fedopal_secure.core.records import Dealt, Records, Relays
+from fedopal_secure.core.recovery import Rebuilder, Shown, remove_pair_masks, remove_self_mask
 from fedopal_secure.core.ring import U64, Ring, from_wire, reduce_to_width
-from fedopal_secure.core.shamir import Recovery
 from fedopal_secure.core.transitions import Phase, State, follow, use
 
 # Any clamped scalar finds a key of small order: the result is zero whatever the scalar.
@@ -45,25 +51,7 @@ class Sum:
     threshold: int
     view: bytes
     blame: tuple[Blame, ...]
-
-
-@dataclass
-class _Records:
-    """What has been collected; it moves from state to state."""
-
-    adverts: dict[bytes, messages.Advert] = field(default_factory=dict)
-    shares: dict[bytes, messages.Shares] = field(default_factory=dict)
-    headers: dict[bytes, messages.UploadHeader] = field(default_factory=dict)
-    attestations: dict[bytes, messages.Attestation] = field(default_factory=dict)
-    reveals: dict[bytes, messages.Reveal] = field(default_factory=dict)
-    total: U64 = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
-    roster: bytes = b""
-    sharers: bytes = b""
-    context: bytes = b""
-    view: bytes = b""
-    parent_survivors: tuple[bytes, ...] = ()
-    identities: tuple[bytes, ...] = ()
-    threshold: int = 0
+    opening: Opening | None = None
 
 
 @dataclass(repr=False, eq=False)
@@ -73,7 +61,7 @@ class ServerState(State):
     params: SessionParams
     session: bytes
     members: Membership
-    records: _Records
+    records: Records
 
     @property
     def sharers(self) -> tuple[bytes, ...]:
@@ -81,10 +69,16 @@ class ServerState(State):
         return tuple(sorted(self.records.shares))
 
 
-def start(params: SessionParams, members: Membership) -> tuple[ServerState, bytes]:
-    """Open a session; the bytes are the proposal for every client. Raises PolicyRefusal for unsound parameters."""
+def start(params: SessionParams, members: Membership, key: SigningKey) -> tuple[ServerState, bytes]:
+    """Open a session; the bytes are the proposal for every client, signed with the server's key.
+
+    Raises PolicyRefusal for unsound parameters, MisuseError for a key that is not the server's they name.
+    """
     check_params(params)
-    return ServerState(Phase.ADVERTS, params, session_id(params), members, _Records()), encode(params)
+    if key.identity != params.server:
+        raise MisuseError("the parameters name another server than the one whose key signs them")
+    proposal = messages.sign(key, messages.Proposal(params))
+    return ServerState(Phase.ADVERTS, params, session_id(params), members, Records()), encode(proposal)
 
 
 def receive(state: ServerState, sender: bytes, data: bytes) -> ServerState:
@@ -98,11 +92,12 @@ def receive(state: ServerState, sender: bytes, data: bytes) -> ServerState:
     return _next(state, "receive")
 
 
-def close(state: ServerState) -> tuple[ServerState, dict[bytes, bytes]]:
+def close(state: ServerState) -> tuple[ServerState, Mapping[bytes, bytes]]:
     """End a phase; returns for each client that can go on the bytes to send it.
 
     Adverts end with the roster, shares with one relay for each client, uploads with the view, attestations with the
-    reveal request. Raises SessionAborted if too few are left; then no share is ever asked for.
+    reveal request. Relays are put together when they are looked up, since all of them together are large. Raises
+    SessionAborted if too few are left; then no share is ever asked for.
     """
     follow(state, "close")
     replies = _CLOSERS[state.phase](state)
@@ -130,17 +125,19 @@ def finish(state: ServerState) -> Sum:
     whose shares are as committed and yet do not rebuild what it advertised.
     """
     follow(state, "finish")
-    # Before the state is used up: the server may wait for more and ask again.
-    _enough("threshold", len(state.records.reveals), state.records.threshold, "revealed")
-    use(state, "finish")
-    rebuild = _Rebuilder(state)
-    try:
-        total = _unmask(state, rebuild)
-    except ProtocolError as error:
-        error.blame = tuple(rebuild.blame)
-        raise
     r = state.records
-    return Sum(state.session, total, *_view_lists(r), r.threshold, r.view, tuple(rebuild.blame))
+    # Before the state is used up: the server may wait for more and ask again.
+    survivors, dropped = r.lists()
+    for dealer in survivors + dropped:
+        _enough("threshold", len(r.shown.get(dealer, ())), r.graph.threshold, f"revealed for {dealer.hex()[:12]}")
+    use(state, "finish")
+    rebuilder = Rebuilder(state.session, r.graph.threshold)
+    try:
+        total, opening = _unmask(state, rebuilder)
+    except ProtocolError as error:
+        error.blame = tuple(rebuilder.blame)
+        raise
+    return Sum(state.session, total, survivors, dropped, r.graph.threshold, r.view, tuple(rebuilder.blame), opening)
 
 
 def _next(state: ServerState, event: str) -> ServerState:
@@ -173,7 +170,7 @@ def _receive_advert(state: ServerState, sender: bytes, data: bytes) -> None:
     fresh = advert.mask_key != advert.seal_key and taken.isdisjoint((advert.mask_key, advert.seal_key))
     _require(sender, fresh, "advertised a public key that is in the roster already")
     for key in (advert.mask_key, advert.seal_key):
-        masks.agree(_PROBE, key, sender)
+        masks.agree(masks.load(_PROBE), key, sender)
     adverts[sender] = advert
 
 
@@ -186,9 +183,9 @@ def _receive_shares(state: ServerState, sender: bytes, data: bytes) -> None:
     _require(sender, (message.session, message.roster) == (state.session, r.roster), "shared for another roster")
     _require(sender, messages.is_signed(message), "sent shares that it did not sign")
     hashes = tuple(messages.ciphertext_hash(ciphertext) for ciphertext in shares.ciphertexts)
-    whole = fits(message, len(r.identities)) and hashes == message.ciphertext_hashes
+    whole = fits(message, r.graph, r.places[sender]) and hashes == message.ciphertext_hashes
     _require(sender, whole, "sent shares that do not fit the roster or its own hashes")
-    r.shares[sender] = shares
+    r.shares[sender] = Dealt(encode(message), message.holders, shares.ciphertexts)
 
 
 def _receive_upload(state: ServerState, sender: bytes, data: bytes) -> None:
@@ -214,6 +211,8 @@ def _receive_upload(state: ServerState, sender: bytes, data: bytes) -> None:
     _require(sender, ring.contains(vector), "sent entries that are not residues")
     ring.add_into(r.total, vector)
     r.headers[sender] = header
+    if params.name == CENSUS:
+        r.payloads[sender] = upload.payload
 
 
 def _receive_attestation(state: ServerState, sender: bytes, data: bytes) -> None:
@@ -232,13 +231,18 @@ def _receive_reveal(state: ServerState, sender: bytes, data: bytes) -> None:
     r = state.records
     _require(sender, reveal.sender == sender, "sent another identity's shares")
     _require(sender, sender in r.attestations, "revealed without having attested")
-    _require(sender, sender not in r.reveals, "revealed twice")
+    _require(sender, sender not in r.revealed, "revealed twice")
     _require(sender, (reveal.session, reveal.view) == (state.session, r.view), "revealed for another view")
     _require(sender, messages.is_signed(reveal), "sent a reveal that it did not sign")
+    survivors = [dealer for dealer in r.dealers[sender] if dealer in r.headers]
+    dropped = [dealer for dealer in r.dealers[sender] if dealer not in r.headers]
     counts = (len(reveal.seed_shares), len(reveal.key_shares))
-    expected = (len(r.headers), len(r.shares) - len(r.headers))
+    expected = (len(survivors), len(dropped))
     _require(sender, counts == expected, "revealed another number of shares than was asked for")
-    r.reveals[sender] = reveal
+    r.revealed.add(sender)
+    for dealer, share in zip(survivors + dropped, reveal.seed_shares + reveal.key_shares, strict=True):
+        place = bisect_left(r.shares[dealer].holders, r.places[sender])
+        r.shown.setdefault(dealer, []).append(Shown(sender, place, share))
 
 
 # Closing.
@@ -248,29 +252,37 @@ def _close_adverts(state: ServerState) -> dict[bytes, bytes]:
     r = state.records
     _enough("min_survivors", len(r.adverts), state.params.min_survivors, "advertised")
     r.identities = tuple(sorted(r.adverts))
-    r.threshold = threshold(len(r.identities), state.params.corrupt)
+    r.places = {identity: place for place, identity in enumerate(r.identities)}
+    r.graph = Graph(len(r.identities), state.params.degree, state.params.corrupt)
+    if not r.graph.sound:
+        raise SessionAborted("degree", f"{r.graph.degree} holders are too few in a roster of {len(r.identities)}")
     roster = messages.Roster(state.session, tuple(r.adverts[identity] for identity in r.identities))
     r.roster = messages.roster_hash(roster)
     return dict.fromkeys(r.identities, encode(roster))
 
 
-def _close_shares(state: ServerState) -> dict[bytes, bytes]:
+def _close_shares(state: ServerState) -> Mapping[bytes, bytes]:
     r = state.records
-    dealers = [r.shares[identity] for identity in sorted(r.shares)]
-    _enough("threshold", len(dealers), r.threshold, "shared")
-    _enough("min_survivors", len(dealers), state.params.min_survivors, "shared")
-    r.sharers = messages.sharers_hash([shares.message for shares in dealers])
-    relays = {}
-    for position, identity in enumerate(r.identities):
-        if identity in r.shares:
-            dealt = tuple(messages.Relayed(shares.message, shares.ciphertexts[position]) for shares in dealers)
-            relays[identity] = encode(messages.Relay(state.session, dealt))
-    return relays
+    _enough("min_survivors", len(r.shares), state.params.min_survivors, "shared")
+    for dealer in sorted(r.shares):
+        holders = [r.identities[position] for position in r.shares[dealer].holders]
+        _enough("threshold", sum(holder in r.shares for holder in holders), r.graph.threshold, "holders shared")
+        for holder in holders:
+            r.dealers.setdefault(holder, []).append(dealer)
+    sharers = tuple(
+        messages.Sharer(dealer, digest(SHARE_MESSAGE, r.shares[dealer].message)) for dealer in sorted(r.shares)
+    )
+    r.sharers = messages.sharers_hash(sharers)
+    return Relays(state.session, r, sharers)
 
 
 def _close_uploads(state: ServerState) -> dict[bytes, bytes]:
     r = state.records
     _enough("min_survivors", len(r.headers), state.params.min_survivors, "uploaded")
+    if r.graph.sparse:
+        for survivor in r.headers:
+            kept = sum(r.identities[position] in r.headers for position in r.shares[survivor].holders)
+            _enough("threshold", kept, r.graph.threshold, f"holders of {survivor.hex()[:12]} uploaded")
     survivors = tuple(r.headers[identity] for identity in sorted(r.headers))
     view = messages.View(state.session, r.roster, r.sharers, r.context, survivors)
     r.view = messages.view_hash(view)
@@ -279,12 +291,14 @@ def _close_uploads(state: ServerState) -> dict[bytes, bytes]:
 
 def _close_attestations(state: ServerState) -> dict[bytes, bytes]:
     r, c = state.records, state.params.corrupt
-    if not has_quorum(len(r.attestations), len(r.identities), c):
-        detail = f"{len(r.attestations)} attested, and it takes more than half of {len(r.identities)} members + c = {c}"
+    needed = quorum(len(r.identities), c)
+    if len(r.attestations) < needed:
+        detail = f"{len(r.attestations)} attested, and it takes {needed} of {len(r.identities)} members with c = {c}"
         raise SessionAborted("quorum", detail)
     signers = sorted(r.attestations)
-    attestations = tuple(r.attestations[signer] for signer in signers)
-    request = messages.RevealRequest(state.session, r.view, attestations, *_view_lists(r))
+    # No more than it takes, as every client checks each of them.
+    attestations = tuple(r.attestations[signer] for signer in signers[:needed])
+    request = messages.RevealRequest(state.session, r.view, attestations, *r.lists())
     return dict.fromkeys(signers, encode(request))
 
 
@@ -304,75 +318,25 @@ _CLOSERS = {
 }
 
 
-def _view_lists(records: _Records) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-    survivors = tuple(sorted(records.headers))
-    return survivors, tuple(sorted(records.shares.keys() - records.headers.keys()))
-
-
 # Recovery.
 
 
-def _unmask(state: ServerState, rebuild: _Rebuilder) -> U64:
+def _unmask(state: ServerState, rebuilder: Rebuilder) -> tuple[U64, Opening | None]:
     r, params = state.records, state.params
-    ring = Ring(params.modulus)
-    survivors, dropped = _view_lists(r)
-    binding = masks.Binding(state.session, r.roster, r.context)
-    for position, survivor in enumerate(survivors):
-        seed = rebuild.seed(survivor, position)
-        masks.apply_stream(ring, r.total, masks.self_key(seed, survivor, binding), masks.SUBTRACT)
+    ring, binding = Ring(params.modulus), masks.Binding(state.session, r.roster, r.context)
+    survivors, dropped = r.lists()
     keys = {identity: advert.mask_key for identity, advert in r.adverts.items()}
-    for position, gone in enumerate(dropped):
-        mask_secret = rebuild.mask_secret(gone, position)
-        for survivor in survivors:
-            shared = masks.agree(mask_secret, keys[survivor], survivor)
-            stream = masks.pair_key(shared, (gone, keys[gone]), (survivor, keys[survivor]), binding)
-            # The survivor's upload holds the stream with the survivor's sign; take it off again.
-            masks.apply_stream(ring, r.total, stream, -masks.pair_sign(survivor, gone))
-    return r.total if params.modulus else reduce_to_width(r.total, params.segments)
-
-
-class _Rebuilder:
-    """Rebuilds dealers' secrets from what holders revealed, and says who is at fault where that fails."""
-
-    def __init__(self, state: ServerState) -> None:
-        self._session, self._records = state.session, state.records
-        self._holders = [(place, h) for place, h in enumerate(state.records.identities) if h in state.records.reveals]
-        self._recoveries: dict[tuple[int, ...], Recovery] = {}
-        self.blame: list[Blame] = []
-
-    def seed(self, dealer: bytes, position: int) -> bytes:
-        """A survivor's self-mask seed."""
-        message = self._records.shares[dealer].message
-        shown = [
-            (place, holder, self._records.reveals[holder].seed_shares[position]) for place, holder in self._holders
-        ]
-        seed = self._combine(dealer, SEED_SHARE, message.seed_commitments, shown)
-        if seed is None or messages.seed_hash(seed) != message.seed_hash:
-            raise ClientFault(dealer, "dealt shares that do not rebuild the self-mask seed it committed to")
-        return seed
-
-    def mask_secret(self, dealer: bytes, position: int) -> bytes:
-        """A dropped client's masking key."""
-        message = self._records.shares[dealer].message
-        shown = [(place, holder, self._records.reveals[holder].key_shares[position]) for place, holder in self._holders]
-        secret = self._combine(dealer, KEY_SHARE, message.key_commitments, shown)
-        if secret is None or masks.public_key(secret) != self._records.adverts[dealer].mask_key:
-            raise ClientFault(dealer, "dealt shares that do not rebuild the masking key it advertised")
-        return secret
-
-    def _combine(
-        self, dealer: bytes, kind: bytes, commitments: tuple[bytes, ...], shown: list[tuple[int, bytes, bytes]]
-    ) -> bytes | None:
-        good: dict[int, bytes] = {}
-        for place, holder, share in shown:
-            if not share:
-                self.blame.append(Blame(dealer, "the holder says that its share did not open or match", holder))
-            elif messages.share_commitment(self._session, dealer, place + 1, kind, share) == commitments[place]:
-                good[place + 1] = share
-            else:
-                self.blame.append(Blame(holder, f"revealed a share that {dealer.hex()[:12]} did not commit to"))
-        indices = tuple(good)
-        _enough("threshold", len(indices), self._records.threshold, f"good shares of {dealer.hex()[:12]}")
-        if indices not in self._recoveries:
-            self._recoveries[indices] = Recovery(indices, self._records.threshold)
-        return self._recoveries[indices].combine(list(good.values()))
+    seeds, mask_secrets = [], []
+    for survivor in survivors:
+        seeds.append(rebuilder.seed(r.shares[survivor].read(), r.shown[survivor]))
+        remove_self_mask(ring, r.total, seeds[-1], survivor, binding)
+    for gone in dropped:
+        mask_secrets.append(rebuilder.mask_secret(r.shares[gone].read(), r.shown[gone], keys[gone]))
+        holders = {r.identities[position] for position in r.shares[gone].holders}
+        peers = sorted((holders | set(r.dealers[gone])) & r.headers.keys())
+        remove_pair_masks(ring, r.total, mask_secrets[-1], gone, peers, keys, binding)
+    total = r.total if params.modulus else reduce_to_width(r.total, params.segments)
+    if params.name != CENSUS:
+        return total, None
+    payloads = tuple(r.payloads[survivor] for survivor in survivors)
+    return total, Opening(state.session, payloads, tuple(seeds), tuple(mask_secrets))

@@ -5,6 +5,9 @@ The field is larger than the secrets, so a raw 32-byte key is one element, and a
 
 from __future__ import annotations
 
+import itertools
+import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -46,54 +49,28 @@ def split(secret: bytes, threshold: int, indices: Sequence[int], entropy: Entrop
     return shares
 
 
-class Basis:
-    """The Lagrange basis on some indices: turns values there into values elsewhere, for polynomials of lower degree."""
-
-    def __init__(self, indices: Sequence[int]) -> None:
-        """`indices` are distinct and positive."""
-        self._indices = tuple(indices)
-        self._inverses: dict[int, int] = {}
-        self._weights = []
-        for own in indices:
-            product = 1
-            for other in indices:
-                if other != own:
-                    product = product * (own - other) % PRIME
-            self._weights.append(pow(product, -1, PRIME))
-
-    def at(self, point: int) -> list[int]:
-        """One coefficient for each index, for the value at a point that is none of them.
-
-        The barycentric form: linear in the indices, where the textbook product is quadratic for every point.
-        """
-        whole = 1
-        for index in self._indices:
-            whole = whole * (point - index) % PRIME
-        return [
-            whole * weight % PRIME * self._inverse(point - index) % PRIME
-            for index, weight in zip(self._indices, self._weights, strict=True)
-        ]
-
-    def _inverse(self, difference: int) -> int:
-        if difference not in self._inverses:
-            self._inverses[difference] = pow(difference, -1, PRIME)
-        return self._inverses[difference]
-
-
 class Recovery:
     """Rebuilds many secrets from the shares of one set of holders.
 
-    The coefficients depend on the holders only, so they are computed once and a secret costs a few products.
+    What depends on the holders only is computed once, and a secret then costs a few products.
     """
 
     def __init__(self, indices: Sequence[int], threshold: int) -> None:
         """`indices` are the holders whose shares are at hand, at least `threshold` of them, without repeats."""
         if len(set(indices)) != len(indices) or len(indices) < threshold:
             raise MisuseError("recovery needs shares of at least the threshold of distinct holders")
-        self._threshold = threshold
-        basis = Basis(indices[:threshold])
-        self._at_zero = basis.at(0)
-        self._at_extra = [basis.at(extra) for extra in indices[threshold:]]
+        # Lagrange: value at 0 = sum of v_i * prod(x_j / (x_j - x_i)), over all indices, not only `threshold` of them.
+        denominators = [math.prod(own - other for other in indices if other != own) % PRIME for own in indices]
+        weights = _inverses(denominators)
+        away = math.prod(-index for index in indices) % PRIME
+        inverses = _inverses([-index % PRIME for index in indices])
+        self._at_zero = [away * inverse * weight % PRIME for inverse, weight in zip(inverses, weights, strict=True)]
+        # Values lie on a polynomial of degree below t if and only if sum of v_i * w_i * x_i**r is 0 for r < n - t (the
+        # dual of a Reed-Solomon code).
+        self._checks = []
+        for _ in range(len(indices) - threshold):
+            self._checks.append(weights)
+            weights = [weight * index % PRIME for weight, index in zip(weights, indices, strict=True)]
 
     def combine(self, shares: Sequence[bytes]) -> bytes | None:
         """The secret, or None if the shares lie on no polynomial of the degree or it is not a 32-byte secret.
@@ -104,13 +81,22 @@ class Recovery:
         values = [int.from_bytes(share, "big") for share in shares]
         if any(value >= PRIME for value in values):
             return None  # the same element in a second form: no honest dealer makes one
-        base, extra = values[: self._threshold], values[self._threshold :]
-        for coefficients, value in zip(self._at_extra, extra, strict=True):
-            if _dot(coefficients, base) != value:
-                return None
-        secret = _dot(self._at_zero, base)
+        if any(_dot(check, values) for check in self._checks):
+            return None
+        secret = _dot(self._at_zero, values)
         return secret.to_bytes(SECRET_BYTES, "big") if secret < 2**256 else None
 
 
 def _dot(coefficients: Sequence[int], values: Sequence[int]) -> int:
-    return sum(c * v for c, v in zip(coefficients, values, strict=True)) % PRIME
+    total: int = sum(map(operator.mul, coefficients, values))
+    return total % PRIME
+
+
+def _inverses(elements: Sequence[int]) -> list[int]:
+    # Montgomery's trick: one inversion and three products for each.
+    products = list(itertools.accumulate(elements, lambda product, element: product * element % PRIME))
+    inverse, inverses = pow(products[-1], -1, PRIME), []
+    for before, element in zip([*products[-2::-1], 1], reversed(elements), strict=True):
+        inverses.append(inverse * before % PRIME)
+        inverse = inverse * element % PRIME
+    return inverses[::-1]

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from fedopal_secure.core import messages
+from fedopal_secure.core.census import Census, Witness
+from fedopal_secure.core.graph import Graph
 from fedopal_secure.core.identity import SigningKey
 from fedopal_secure.core.messages import Advert, Context, ShareMessage, UploadHeader
 from fedopal_secure.core.params import SessionParams
@@ -31,16 +33,22 @@ class Room:
     roster: messages.Roster
     hash: bytes
     identities: tuple[bytes, ...]
-    threshold: int
+    position: int
+    graph: Graph
 
 
 @dataclass(frozen=True)
 class ParentView:
-    """What a client itself attested, with a quorum, in the session that this one continues."""
+    """What a client itself attested, with a quorum, in the session that this one continues.
+
+    `witness` is set if that session was a census; `census` is what a census earlier in the chain found.
+    """
 
     session: bytes
     view: bytes
     survivors: tuple[bytes, ...]
+    witness: Witness | None = None
+    census: Census | None = None
 
 
 @dataclass(frozen=True)
@@ -65,16 +73,17 @@ class ClientState(State):
 
 @dataclass(repr=False, eq=False)
 class Advertised(ClientState):
-    """Two key pairs are made and their public halves sent."""
+    """Two key pairs and a self-mask seed are made, and the public keys sent."""
 
     mask_secret: Secret
     seal_secret: Secret
+    seed: Secret
     advert: Advert
 
 
 @dataclass(repr=False, eq=False)
 class Shared(ClientState):
-    """The roster is accepted and shares are dealt."""
+    """The roster is accepted and shares are dealt; `shared` are the agreed sealing secrets, by holder."""
 
     mask_secret: Secret
     seal_secret: Secret
@@ -82,13 +91,16 @@ class Shared(ClientState):
     room: Room
     own: ShareMessage
     own_held: Held
+    holders: tuple[bytes, ...]
+    shared: dict[bytes, Secret]
 
 
 @dataclass(repr=False, eq=False)
 class Holding(ClientState):
     """The sharers are known and their shares held; after the upload, `header` is set.
 
-    `held` has an entry for every sharer, None where the dealer's ciphertext did not open or match (a dispute).
+    `peers` are those that this client masks with. `dealt` are the messages of those who dealt to it, and `held` their
+    shares, None where a dealer's ciphertext did not open or match (a dispute).
     """
 
     mask_secret: Secret
@@ -96,8 +108,11 @@ class Holding(ClientState):
     room: Room
     sharers: tuple[bytes, ...]
     sharers_hash: bytes
+    peers: tuple[bytes, ...]
+    dealt: dict[bytes, ShareMessage]
     held: dict[bytes, Held | None]
     context: Context | None = None
+    census: Census | None = None
     header: UploadHeader | None = None
 
     @property
@@ -113,8 +128,7 @@ class Attested(ClientState):
     room: Room
     sharers: tuple[bytes, ...]
     held: dict[bytes, Held | None]
-    view_hash: bytes
-    survivors: tuple[bytes, ...]
+    view: ParentView
 
 
 @dataclass(repr=False, eq=False)

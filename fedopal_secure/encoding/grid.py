@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedopal_secure.core.errors import InputError, MisuseError, OverflowBudgetError
+from fedopal_secure.core.params import MAX_BOUND, MIN_BOUND
 
 MAX_FEATURE_BITS: Final = 24  # a float32 feature has 24 significant bits: a finer grid would record nothing
 MAX_PROMPT_BITS: Final = 32
-_MAX_BOUND: Final = 2.0**64  # keeps every scale factor, and its square, an ordinary float64
 
 
 @dataclass(frozen=True)
@@ -160,5 +160,5 @@ class PromptGrid:
 
 
 def _check_bound(what: str, bound: float) -> None:
-    if not 1 / _MAX_BOUND <= bound <= _MAX_BOUND:  # NaN fails too
+    if not MIN_BOUND <= bound <= MAX_BOUND:  # NaN fails too
         raise InputError(f"{what} bound {bound}: give a positive number, 1 is usual")

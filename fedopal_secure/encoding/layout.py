@@ -16,6 +16,7 @@ R_DIAGONAL: Final = "r_diagonal"
 R_UPPER: Final = "r_upper"
 C: Final = "c"
 COUNTS: Final = "counts"
+PRESENCE: Final = "presence"
 PROMPTS: Final = "prompts"
 
 _COUNT_WIDTH: Final = 8  # whatever the cap: too many images must show as a count, not wrap
@@ -83,6 +84,11 @@ def prompt_segment(tokens: int, dimension: int, bits: int, clients: int) -> Segm
             f"{tokens} prompts of dimension {dimension} at {bits} bits from {clients} clients: each must be at least 1"
         )
     return Segment(PROMPTS, tokens * dimension, width_of(prompts_bound(bits, clients), True), True)
+
+
+def presence_segment(classes: int, clients: int) -> Segment:
+    """Segment "presence" (classes,), unsigned: clients that hold images of each class; `clients` caps the roster."""
+    return Segment(PRESENCE, classes, width_of(clients, False), False)
 
 
 def wire_bytes(segments: Iterable[Segment]) -> int:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from fedopal_secure.core.codec import decode
 from fedopal_secure.core.errors import InputError, MisuseError, OverflowBudgetError, PolicyRefusal, ServerFault
 from fedopal_secure.core.messages import Context
-from fedopal_secure.core.params import SessionParams, Task, session_id
+from fedopal_secure.core.params import CENSUS, SessionParams, Task, session_id
 from fedopal_secure.core.states import ParentView
 from fedopal_secure.federation.config import TuningSettings
 from fedopal_secure.federation.secure_sum import UPLOAD, Participant, SumClient, open_client
@@ -29,6 +29,7 @@ from fedopal_secure.federation.vectors import (
     STATISTICS_SESSION,
     PromptTotal,
     feature_grid,
+    presence_vector,
     prompt_grid,
     session_names,
     session_segments,
@@ -90,7 +91,7 @@ class JoinedSession:
 
 
 class RoundClient:
-    """One client in one round. Sessions are told apart by what they sum: `prompts` or `statistics`."""
+    """One client in one round. Sessions are told apart by what they sum: `census`, `prompts` or `statistics`."""
 
     def __init__(
         self,
@@ -210,7 +211,10 @@ class RoundClient:
         require("feature_map", task.feature_map == "cls", f"there is no feature map {task.feature_map!r}")
         require("feature_dimension", task.feature_dimension == backbone.feature_dim, f"{task.feature_dimension}")
         require("modulus", params.modulus == 0, "statistics are summed modulo 2^64")
-        segments = session_segments(task, params.name, params.clients)
+        try:
+            segments = session_segments(task, params.name, params.clients)
+        except OverflowBudgetError as error:
+            raise PolicyRefusal("segments", str(error)) from None
         require("segments", params.segments == segments, "the segments are not those that the task's bounds give")
         if task.prompt_mode != "none":
             require("prompts", task.prompt_dimension == backbone.embed_dim, f"dimension {task.prompt_dimension}")
@@ -222,7 +226,7 @@ class RoundClient:
 
     def _chain(self, params: SessionParams) -> bytes:
         """The id of the first session of the chain that a proposal belongs to; raises ServerFault if it fits none."""
-        names = session_names(params.task.prompt_mode)
+        names = session_names(params.task.prompt_mode, params.task.min_contributors)
         if params.name not in names:
             raise ServerFault(f"there is no sum of {params.name!r} with prompts of mode {params.task.prompt_mode!r}")
         place = names.index(params.name)
@@ -244,6 +248,8 @@ class RoundClient:
     def _vector(self, session: JoinedSession, context: Context) -> NDArray[np.uint64]:
         """This client's contribution to a session, in the clear: uint64, as long as the session's segments."""
         params, task = session.params, session.params.task
+        if params.name == CENSUS:
+            return presence_vector(params, self._data.labels)
         prompts = self._prompts(params, context)
         statistics = None
         if params.name == STATISTICS_SESSION:
@@ -268,7 +274,9 @@ class RoundClient:
             if not distance <= self._me.policy.prompt_radius:
                 raise PolicyRefusal("prompt_radius", f"the mean prompt is {distance:.3g} away from P_init")
             return mean
-        if context.payload:
+        before = self._views.get(params.parent)
+        # After a census the payload is its opening, which the session has checked.
+        if context.payload and (before is None or before.witness is None):
             raise ServerFault("the context carries something that this session has no use for")
         if task.prompt_mode == "none":
             return None

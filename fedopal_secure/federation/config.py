@@ -14,7 +14,8 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedopal_secure.core.errors import InputError
-from fedopal_secure.core.params import least_cohort
+from fedopal_secure.core.graph import least_degree
+from fedopal_secure.core.params import MAX_CLIENTS, least_cohort
 
 Count = Annotated[int, Field(ge=1)]
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -73,9 +74,15 @@ class SimulationConfig(_Section):
     image_size: Annotated[
         int | None, Field(ge=1, le=4096, description="side of the input in pixels; default: the backbone's")
     ] = None
-    clients: Annotated[int, Field(ge=3, le=256)] = 12
+    clients: Annotated[int, Field(ge=3, le=MAX_CLIENTS, description="above 256 on a sparse graph")] = 12
     corrupt: Annotated[int | None, Field(ge=0, description="corrupt clients tolerated, c; default: clients / 5")] = None
     min_survivors: Annotated[int | None, Field(ge=3, description="least cohort; default: max(3, c + 2)")] = None
+    degree: Annotated[
+        int | None, Field(ge=0, description="holders that each client draws; default: 0 up to 256 clients, else enough")
+    ] = None
+    min_contributors: Annotated[
+        int, Field(ge=0, description="honest contributors that each class needs; above 0 a census comes first")
+    ] = 0
     alpha: Annotated[float, Field(gt=0, description="Dirichlet concentration; small is skewed, inf is even")] = 0.1
     protocol: Annotated[Literal["pairwise", "plain"], Field(description="how vectors are summed")] = "pairwise"
     max_images: Annotated[Count | None, Field(description="public cap on images in all; default: next power of 2")] = (
@@ -105,6 +112,13 @@ class SimulationConfig(_Section):
         """The least cohort, with its default."""
         return least_cohort(self.corrupt_clients) if self.min_survivors is None else self.min_survivors
 
+    @property
+    def holders(self) -> int:
+        """The degree of the graph; the default bears a tenth of the clients leaving."""
+        if self.degree is not None:
+            return self.degree
+        return least_degree(self.clients, self.corrupt_clients, self.clients // 10)
+
 
 class PolicyConfig(_Section):
     """A client's own policy.
@@ -127,6 +141,9 @@ class PolicyConfig(_Section):
     release: Annotated[str, Field(description="the differentially private release that was agreed; empty: none")] = ""
     prompt_modes: Annotated[tuple[PromptMode, ...] | None, Field(description="modes that are accepted")] = None
     prompt_radius: Annotated[float, Field(gt=0, description="largest distance of a mean prompt from P_init")] = 5.0
+    min_contributors: Annotated[
+        int, Field(ge=0, description="honest contributors that each class needs, taken in a census; 0: no census")
+    ] = 0
     sessions: Annotated[Count, Field(description="how many chains of sessions may use the same data")] = 1
     protocols: Annotated[tuple[str, ...], Field(description="protocols that are accepted")] = ("secagg/v1",)
 

@@ -7,14 +7,15 @@ on no data. Runtimes carry the bytes and need to know no more than this.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedopal_secure.core import checks, messages, states
 from fedopal_secure.core import client as secagg_client
-from fedopal_secure.core import messages, states
 from fedopal_secure.core import server as secagg_server
 from fedopal_secure.core.codec import Bytes32, Message, decode, encode
 from fedopal_secure.core.errors import ClientFault, MisuseError, ServerFault, SessionAborted
@@ -76,7 +77,7 @@ class SumServer(Protocol):
     params: SessionParams
     session: bytes
 
-    def request(self, phase: str, context: Context | None = None) -> dict[bytes, bytes]:
+    def request(self, phase: str, context: Context | None = None) -> Mapping[bytes, bytes]:
         """End the phase before and return the requests of this one; `upload` takes the context."""
         ...
 
@@ -91,7 +92,9 @@ class SumServer(Protocol):
 
 def open_client(proposal: bytes, participant: Participant) -> tuple[SumClient, SessionParams]:
     """The client's side of whatever protocol the proposal names; raises PolicyRefusal for one it does not accept."""
-    params = decode(SessionParams, proposal, ServerFault)
+    signed = decode(messages.Proposal, proposal, ServerFault)
+    checks.proposal_is_signed(signed)
+    params = signed.params
     if params.protocol == PLAIN:
         check_proposal(participant.policy, params, PLAIN)
         return PlainClient(params, participant), params
@@ -99,11 +102,11 @@ def open_client(proposal: bytes, participant: Participant) -> tuple[SumClient, S
     return PairwiseClient(participant), params
 
 
-def open_server(params: SessionParams, members: Membership, invited: tuple[bytes, ...]) -> SumServer:
+def open_server(params: SessionParams, members: Membership, invited: tuple[bytes, ...], key: SigningKey) -> SumServer:
     """The server's side of the protocol that the parameters name; raises PolicyRefusal for unsound parameters."""
     if params.protocol == PLAIN:
-        return PlainServer(params, invited)
-    return PairwiseServer(params, members, invited)
+        return PlainServer(params, invited, key)
+    return PairwiseServer(params, members, invited, key)
 
 
 class PairwiseClient:
@@ -159,13 +162,13 @@ class PairwiseClient:
 class PairwiseServer:
     """secagg/v1: the core's streaming server behind the common interface."""
 
-    def __init__(self, params: SessionParams, members: Membership, invited: tuple[bytes, ...]) -> None:
+    def __init__(self, params: SessionParams, members: Membership, invited: tuple[bytes, ...], key: SigningKey) -> None:
         self.params = params
-        self._state, self._proposal = secagg_server.start(params, members)
+        self._state, self._proposal = secagg_server.start(params, members, key)
         self.session = self._state.session
         self._invited = invited
 
-    def request(self, phase: str, context: Context | None = None) -> dict[bytes, bytes]:
+    def request(self, phase: str, context: Context | None = None) -> Mapping[bytes, bytes]:
         """See `SumServer.request`."""
         if phase == "advertise":
             return dict.fromkeys(self._invited, self._proposal)
@@ -228,8 +231,9 @@ class PlainClient:
 class PlainServer:
     """Adds what it is sent, and sees all of it."""
 
-    def __init__(self, params: SessionParams, invited: tuple[bytes, ...]) -> None:
+    def __init__(self, params: SessionParams, invited: tuple[bytes, ...], key: SigningKey) -> None:
         check_params(params, PLAIN)
+        self._proposal = encode(messages.sign(key, messages.Proposal(params)))
         self.params, self.session = params, session_id(params)
         self._invited = invited
         self._context = b""
@@ -239,7 +243,7 @@ class PlainServer:
     def request(self, phase: str, context: Context | None = None) -> dict[bytes, bytes]:
         """See `SumServer.request`."""
         if phase == "join":
-            return dict.fromkeys(self._invited, encode(self.params))
+            return dict.fromkeys(self._invited, self._proposal)
         if context is None:
             raise MisuseError("uploads need a context")
         self._context = messages.context_hash(context)

@@ -6,6 +6,7 @@ It knows nothing of images or of the backbone beyond its name and hash, and runs
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +23,7 @@ from fedopal_secure.core.errors import (
 )
 from fedopal_secure.core.identity import SigningKey
 from fedopal_secure.core.messages import Context
-from fedopal_secure.core.params import SessionParams, Task
+from fedopal_secure.core.params import CENSUS, SessionParams, Task
 from fedopal_secure.core.policy import Membership
 from fedopal_secure.core.server import Sum
 from fedopal_secure.core.shamir import Entropy
@@ -52,6 +53,7 @@ class Proposal:
     protocol: str
     clients: int
     corrupt: int
+    degree: int
     min_survivors: int
     task: Task
     public_prompts: NDArray[np.float32] | None = None
@@ -96,7 +98,7 @@ class RoundServer:
         """`invited` are the identities to propose to; `entropy` gives the session nonces."""
         self._proposal, self._head = proposal, head
         self._transcript, self._timings = transcript, timings
-        self.sessions = session_names(proposal.task.prompt_mode)
+        self.sessions = session_names(proposal.task.prompt_mode, proposal.task.min_contributors)
         self.phases = PHASES[proposal.protocol]
         self.records: dict[str, SessionRecord] = {}
         self._sums: dict[str, SumServer] = {}
@@ -110,16 +112,17 @@ class RoundServer:
                 parent,
                 proposal.clients,
                 proposal.corrupt,
+                proposal.degree,
                 proposal.min_survivors,
                 0,
                 session_segments(proposal.task, name, proposal.clients),
                 proposal.task,
             )
-            self._sums[name] = open_server(params, members, invited)
+            self._sums[name] = open_server(params, members, invited, key)
             self.records[name] = SessionRecord(params)
             parent = self._sums[name].session
 
-    def request(self, session: str, phase: str) -> dict[bytes, bytes]:
+    def request(self, session: str, phase: str) -> Mapping[bytes, bytes]:
         """End the phase before and return this phase's request for each client that is to answer it.
 
         Raises SessionAborted, naming the rule, if too few are left.
@@ -157,6 +160,9 @@ class RoundServer:
             raise
         record.result = result
         record.faults += result.blame
+        if session == CENSUS:
+            self._check_contributors(record.params, result)
+            return
         try:
             from_vector(record.params, result.total)
         except OverflowBudgetError as error:
@@ -169,13 +175,22 @@ class RoundServer:
             raise MisuseError(f"the session '{session}' is not finished")
         return result
 
+    def _check_contributors(self, params: SessionParams, census: Sum) -> None:
+        """Stop here rather than have every client refuse; each of them makes this check of its own."""
+        least = params.task.min_contributors + params.corrupt
+        few = [name for name, count in zip(params.task.classes, census.total, strict=True) if count < least]
+        if few:
+            detail = f"fewer than {least} clients hold images of {', '.join(few)}, and c = {params.corrupt} may lie"
+            raise SessionAborted("min_contributors", detail)
+
     def _context(self, session: str) -> Context:
         server = self._sums[session]
         if not server.params.parent:
             return Context(server.session, b"", b"", (), b"")
-        before = self.result(PROMPTS_SESSION)
-        total = self._prompt_total(PROMPTS_SESSION)
-        return Context(server.session, before.session, before.view, before.survivors, encode(total))
+        name = self.sessions[self.sessions.index(session) - 1]
+        before = self.result(name)
+        payload = encode(before.opening if name == CENSUS else self._prompt_total(name))
+        return Context(server.session, before.session, before.view, before.survivors, payload)
 
     def _prompt_total(self, session: str) -> PromptTotal:
         result = self.result(session)
@@ -191,7 +206,8 @@ class RoundServer:
             return None
         if mode == "public":
             return self._proposal.public_prompts
-        return self._prompt_total(self.sessions[0]).mean(self._proposal.task)
+        summed = PROMPTS_SESSION if mode == "two-phase" else STATISTICS_SESSION
+        return self._prompt_total(summed).mean(self._proposal.task)
 
     def statistics(self) -> SufficientStatistics:
         """The summed statistics of the survivors, on the integer grid."""

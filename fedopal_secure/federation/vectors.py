@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from fedopal_secure.core.codec import Message
 from fedopal_secure.core.errors import OverflowBudgetError
-from fedopal_secure.core.params import Segment, SessionParams, Task
+from fedopal_secure.core.params import CENSUS, Segment, SessionParams, Task
 from fedopal_secure.encoding.grid import FeatureGrid, PromptGrid
-from fedopal_secure.encoding.layout import PROMPTS, prompt_segment, statistics_segments
+from fedopal_secure.encoding.layout import PRESENCE, PROMPTS, presence_segment, prompt_segment, statistics_segments
 from fedopal_secure.encoding.vector import pack, unpack
 from fedopal_secure.statistics.sums import SufficientStatistics
 
@@ -19,16 +19,20 @@ PROMPTS_SESSION: Final = "prompts"
 STATISTICS_SESSION: Final = "statistics"
 
 
-def session_names(prompt_mode: str) -> tuple[str, ...]:
-    """The sessions of a round, in order: two-phase sums the prompts first, every other mode sums once."""
-    return (PROMPTS_SESSION, STATISTICS_SESSION) if prompt_mode == "two-phase" else (STATISTICS_SESSION,)
+def session_names(prompt_mode: str, min_contributors: int) -> tuple[str, ...]:
+    """The sessions of a round, in order: a census if one is asked for, the prompts in two phases, the statistics."""
+    census = (CENSUS,) if min_contributors else ()
+    prompts = (PROMPTS_SESSION,) if prompt_mode == "two-phase" else ()
+    return (*census, *prompts, STATISTICS_SESSION)
 
 
 def session_segments(task: Task, name: str, clients: int) -> tuple[Segment, ...]:
-    """The segments of a session: prompts, statistics, or (in mode `local`) both in one vector.
+    """The segments of a session: presence bits, prompts, statistics, or (in mode `local`) the last two in one vector.
 
     Raises OverflowBudgetError if the task's bounds fit no width.
     """
+    if name == CENSUS:
+        return (presence_segment(len(task.classes), clients),)
     segments: tuple[Segment, ...] = ()
     if name == STATISTICS_SESSION:
         segments = statistics_segments(task.feature_dimension, len(task.classes), task.feature_bits, task.max_images)
@@ -50,8 +54,14 @@ def prompt_grid(task: Task) -> PromptGrid:
 def to_vector(
     params: SessionParams, statistics: SufficientStatistics | None, prompts: NDArray[np.int64] | None
 ) -> NDArray[np.uint64]:
-    """Statistics and prompts on the grid, as the vector of a session: uint64 (length,)."""
-    arrays = {} if statistics is None else statistics.to_arrays()
+    """Statistics and prompts on the grid, as the vector of a session: uint64 (length,).
+
+    Raises OverflowBudgetError if one client alone has more images than the cap on all.
+    """
+    arrays = {}
+    if statistics is not None:
+        statistics.check_budget(params.task.max_images)
+        arrays = statistics.to_arrays()
     if prompts is not None:
         arrays[PROMPTS] = prompts.reshape(-1)
     return pack(params.segments, arrays)
@@ -69,6 +79,12 @@ def from_vector(
     if PROMPTS in arrays:
         prompts = arrays[PROMPTS].reshape(task.prompt_tokens, task.prompt_dimension)
     return statistics, prompts
+
+
+def presence_vector(params: SessionParams, labels: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """One bit for each class: whether any of the labels is of it; the vector of a census, uint64 (classes,)."""
+    present = np.isin(np.arange(len(params.task.classes)), labels).astype(np.int64)
+    return pack(params.segments, {PRESENCE: present})
 
 
 class PromptTotal(Message, frozen=True, tag="prompt-total"):

@@ -31,6 +31,7 @@ class SessionResult(msgspec.Struct, frozen=True):
     threshold: int
     cohort: int
     corrupt: int
+    degree: int
     setup_bytes_per_client: int
     upload_bytes_per_client: int
     closing_bytes_per_client: int
@@ -144,6 +145,7 @@ def session_result(record: SessionRecord, names: Mapping[bytes, str]) -> Session
         threshold=result.threshold if result else 0,
         cohort=params.min_survivors,
         corrupt=params.corrupt,
+        degree=params.degree,
         setup_bytes_per_client=most([record.requested, record.answered], phases[:at]),
         upload_bytes_per_client=most([record.answered], [UPLOAD]),
         closing_bytes_per_client=most([record.requested, record.answered], phases[at + 1 :]),

@@ -79,7 +79,7 @@ class Simulation:
         self.config, self._report = config, quiet
         self.names = tuple(f"client-{number:02d}" for number in range(1, config.clients + 1))
         self.protocol = PROTOCOLS[config.protocol]
-        sessions, phases = session_names(config.prompts.mode), PHASES[self.protocol]
+        sessions, phases = session_names(config.prompts.mode, config.min_contributors), PHASES[self.protocol]
         self.drops = [parse_drop(text, sessions, phases, self.names) for text in config.drop]
         self.backbone = load_backbone(config.backbone, config.image_size)
         self.public_prompts = self._load_public_prompts()
@@ -109,6 +109,7 @@ class Simulation:
         computed = {
             "corrupt": config.corrupt_clients,
             "min_survivors": config.cohort,
+            "degree": config.holders,
             "max_images": self.task.max_images,
             "image_size": self.backbone.image_size,
         }
@@ -155,6 +156,7 @@ class Simulation:
             tuning=tuning,
             max_images=cap,
             release="",
+            min_contributors=config.min_contributors,
         )
 
     def _make_policy(self, file: PolicyConfig | None) -> Policy:
@@ -163,6 +165,7 @@ class Simulation:
             file = PolicyConfig(
                 corrupt=self.config.corrupt_clients,
                 min_survivors=self.config.cohort,
+                min_contributors=self.config.min_contributors,
                 protocols=(self.protocol,),
             )
         if file.identities or file.authority or file.servers:
@@ -182,6 +185,7 @@ class Simulation:
             release=file.release,
             prompt_modes=frozenset(file.prompt_modes or (task.prompt_mode,)),
             min_survivors=file.min_survivors,
+            min_contributors=file.min_contributors,
             min_threshold=file.min_threshold,
             prompt_radius=file.prompt_radius,
             sessions=file.sessions,
@@ -213,6 +217,7 @@ class Simulation:
                 self.protocol,
                 config.clients,
                 config.corrupt_clients,
+                config.holders,
                 config.cohort,
                 self.task,
                 self.public_prompts,

@@ -32,7 +32,8 @@ class Moments:
             raise MisuseError(f"statistics of dimension {len(statistics.r)} and a grid of {grid.dimension}")
         if statistics.images < 1:
             raise InputError("there are no images in the sums, so there is nothing to solve")
-        return cls(statistics.r / grid.scale**2, statistics.c / grid.scale, statistics.counts)
+        # Not scale**2: that calls pow, which need not round correctly, so that R could differ between machines.
+        return cls(statistics.r / (grid.scale * grid.scale), statistics.c / grid.scale, statistics.counts)
 
     @property
     def images(self) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 from fedopal_secure.core import client, messages, server
 from fedopal_secure.core.codec import decode
 from fedopal_secure.core.errors import MisuseError, ProtocolError
+from fedopal_secure.core.graph import COMPLETE_UP_TO
 from fedopal_secure.core.identity import SigningKey
 from fedopal_secure.core.messages import Context
 from fedopal_secure.core.params import PROTOCOL, Segment, SessionParams, Task, least_cohort
@@ -53,6 +54,7 @@ TASK = Task(
     tuning="",
     max_images=1000,
     release="",
+    min_contributors=0,
 )
 
 
@@ -80,6 +82,7 @@ class Federation:
     policy: Policy
     members: Membership
     keys: tuple[SigningKey, ...]
+    host: SigningKey
     start: bytes = b""
 
     def __repr__(self) -> str:
@@ -116,12 +119,16 @@ def make(
     corrupt: int = 0,
     *,
     start: object = 0,
+    degree: int = 0,
     modulus: int = 0,
     parts: Sequence[Segment] = (Segment("x", 5, 3, True), Segment("n", 2, 8, False)),
     min_survivors: int | None = None,
     **policy: Any,
 ) -> Federation:
-    """A federation of `clients` people; keywords beyond the named ones go into the policy."""
+    """A federation of `clients` people; keywords beyond the named ones go into the policy.
+
+    With a `degree` the graph is sparse: the parameters then allow for more clients than there are.
+    """
     if modulus:
         width = (modulus.bit_length() + 7) // 8
         parts = [msgspec.structs.replace(part, width=width) for part in parts]
@@ -134,8 +141,9 @@ def make(
         nonce=seed("nonce", start),
         server=host.identity,
         parent=b"",
-        clients=clients,
+        clients=max(clients, COMPLETE_UP_TO + 1) if degree else clients,
         corrupt=corrupt,
+        degree=degree,
         min_survivors=least_cohort(corrupt) if min_survivors is None else min_survivors,
         modulus=modulus,
         segments=tuple(parts),
@@ -152,7 +160,7 @@ def make(
         corrupt=corrupt,
         max_images=TASK.max_images,
     )
-    return Federation(params, replace(rules, **policy), members, tuple(keys), seed("federation", start))
+    return Federation(params, replace(rules, **policy), members, tuple(keys), host, seed("federation", start))
 
 
 class Member:
@@ -274,7 +282,7 @@ def run(
         )
         for key in federation.keys
     }
-    state, proposal = server.start(federation.params, federation.members)
+    state, proposal = server.start(federation.params, federation.members, federation.host)
     result = Run(federation, people, state)
     gone: set[bytes] = set()
     shuffle = np.random.default_rng(order)
@@ -361,6 +369,8 @@ def fork(value: Any) -> Any:
         return Secret(value.expose())
     if isinstance(value, dict):
         return {key: fork(item) for key, item in value.items()}
+    if isinstance(value, list | set):
+        return type(value)(fork(item) for item in value)
     if isinstance(value, np.ndarray):
         return value.copy()
     if is_dataclass(value) and not isinstance(value, type) and type(value).__name__ not in ("Setup", "Room"):

@@ -5,7 +5,7 @@ The lie goes to one client; it refuses before it sends anything more, and the ot
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ import pytest
 from fedopal_secure.core import messages, server
 from fedopal_secure.core.codec import encode
 from fedopal_secure.core.errors import ClientFault, PolicyRefusal, ServerFault, SessionAborted
-from fedopal_secure.core.messages import Advert, Attestation, Relay, RevealRequest, Roster, View
+from fedopal_secure.core.messages import Advert, Attestation, Relay, Relayed, RevealRequest, Roster, Sharer, View
 from tests.core.harness import Letter, Run, forge, make, read, run
 
 N, C = 6, 1  # t = 4, a quorum is 4, the cohort 3
@@ -107,12 +107,18 @@ def test_an_advert_of_an_earlier_session_is_refused():
 # Relay.
 
 
+def listed(dealers: Sequence[Relayed]) -> dict[str, Any]:
+    """The dealers, and the list of sharers that goes with them."""
+    sharers = tuple(Sharer(d.message.sender, messages.share_message_hash(d.message)) for d in dealers)
+    return {"sharers": sharers, "dealers": tuple(dealers)}
+
+
 def dealt(place: int, **change: Any) -> Change:
-    """Change the signed message of one dealer."""
+    """Change the signed message of one dealer, and the list with it."""
 
     def apply(relay: Relay) -> dict[str, Any]:
         message = msgspec.structs.replace(relay.dealers[place].message, **change)
-        return {"dealers": put(relay.dealers, place, message=message)}
+        return listed(put(relay.dealers, place, message=message))
 
     return apply
 
@@ -122,33 +128,58 @@ def redealt(**change: Any) -> Change:
 
     def apply(relay: Relay) -> dict[str, Any]:
         message = forge(KEYS[IDS[3]], relay.dealers[3].message, **change)
-        return {"dealers": put(relay.dealers, 3, message=message)}
+        return listed(put(relay.dealers, 3, message=message))
 
     return apply
+
+
+def unlisted(relay: Relay) -> dict[str, Any]:
+    """A dealer shows one message, and the list has another that it signed as well."""
+    other = forge(KEYS[IDS[3]], relay.dealers[3].message, seed_hash=bytes(32))
+    return {"sharers": put(relay.sharers, 3, message=messages.share_message_hash(other))}
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda r: {"session": bytes(32)}, "another session"),
+        (lambda r: listed(r.dealers[:1] + r.dealers), "repeats a sharer"),
+        (lambda r: listed(r.dealers[::-1]), "unordered"),
+        (lambda r: listed(r.dealers[1:]), "our own share message"),
+        (lambda r: {"sharers": r.sharers[:1] + r.sharers}, "repeats a sharer"),
+        (lambda r: {"sharers": r.sharers[::-1]}, "unordered"),
+        (lambda r: {"sharers": put(r.sharers, 5, identity=b"\xff" * 32)}, "outside the roster"),
+        (lambda r: {"sharers": r.sharers[:5]}, "a message that its list does not"),
+        (lambda r: {"sharers": ()}, "a message that its list does not"),
+        (lambda r: {"sharers": put(r.sharers, 3, message=bytes(32))}, "a message that its list does not"),
+        (lambda r: {"sharers": put(r.sharers, 0, message=bytes(32))}, "a message that its list does not"),
+        (unlisted, "a message that its list does not"),
         (lambda r: {"dealers": r.dealers[:1] + r.dealers}, "repeats a dealer"),
-        (lambda r: {"dealers": r.dealers[::-1]}, "unordered"),
+        (lambda r: {"dealers": r.dealers[::-1]}, "repeats a dealer"),
         (lambda r: {"dealers": r.dealers[1:]}, "our own share message"),
+        (lambda r: {"dealers": ()}, "our own share message"),
+        (lambda r: {"dealers": r.dealers[:5]}, "leaves out the message of someone who shared"),
+        (lambda r: {"dealers": cut(r.dealers, 3)}, "leaves out the message of someone who shared"),
         (dealt(0, signature=bytes(64)), "our own share message"),
         (dealt(5, sender=b"\xff" * 32), "outside the roster"),
         (dealt(3, signature=bytes(64)), "not signed for this session and roster"),
         (dealt(3, seed_hash=bytes(32)), "not signed for this session and roster"),
         (redealt(session=bytes(32)), "not signed for this session and roster"),
         (redealt(roster=bytes(32)), "not signed for this session and roster"),
+        (redealt(holders=()), "does not fit"),
         (redealt(holders=(0, 1, 2, 3, 4)), "does not fit"),
         (redealt(holders=(1, 0, 2, 3, 4, 5)), "does not fit"),
+        (redealt(holders=(0, 1, 2, 3, 4, 6)), "does not fit"),
+        (redealt(holders=(-1, 0, 1, 2, 3, 4)), "does not fit"),
+        (redealt(holders=(0, 1, 2, 3, 4, 4)), "does not fit"),
+        (redealt(holders=(0, 1, 2, 3, 4, 2**63)), "does not fit"),
         (redealt(key_commitments=()), "does not fit"),
         (redealt(seed_commitments=(bytes(32),) * 7), "does not fit"),
         (redealt(ciphertext_hashes=()), "does not fit"),
         (lambda r: {"dealers": put(r.dealers, 3, ciphertext=b"")}, "is not the one it signed"),
         (lambda r: {"dealers": put(r.dealers, 3, ciphertext=r.dealers[4].ciphertext)}, "is not the one it signed"),
         (lambda r: {"dealers": put(r.dealers, 0, ciphertext=b"x")}, "is not the one it signed"),
-        (lambda r: {"dealers": r.dealers[:3]}, "3 shared, below the threshold of 4"),
+        (lambda r: listed(r.dealers[:3]), "3 of our holders shared, below the threshold of 4"),
     ],
 )
 def test_relays(change, words):
@@ -165,7 +196,7 @@ def test_a_dealer_that_shows_two_messages_is_found_when_views_are_attested():
 
 def test_isolation_is_found_when_views_are_attested():
     """The victim alone is told that two others never shared: its upload names another set of sharers."""
-    result = told("hold", Relay, lambda r: {"dealers": r.dealers[:4]})
+    result = told("hold", Relay, lambda r: listed(r.dealers[:4]))
     assert set(result.refusals) == {VICTIM}
     assert "set of sharers" in str(result.faults[VICTIM])
     assert set(result.sum.survivors) == set(IDS) - {VICTIM}
@@ -305,9 +336,15 @@ def test_requests(change, words):
 
 
 def test_a_quorum_is_more_than_half_of_the_roster_and_the_corrupt():
-    result = told("reveal", RevealRequest, lambda r: {"attestations": r.attestations[:4]})
-    assert not result.refusals
-    assert VICTIM in result.sent("reveal")
+    """The server shows no more than that many, and a client takes more as well."""
+    honest = run(make(N, C))
+    everyone = tuple(read(Attestation, honest.sent("attest")[i]) for i in IDS)
+    shown = [read(RevealRequest, data).attestations for data in honest.sent("reveal", up=False).values()]
+    assert shown == [everyone[:4]] * N
+    for count in (4, 5, 6):
+        result = told("reveal", RevealRequest, lambda r, count=count: {"attestations": everyone[:count]})
+        assert not result.refusals
+        assert VICTIM in result.sent("reveal")
 
 
 # What clients may not tell the server.
@@ -468,7 +505,7 @@ def test_nobody_skips_a_phase(step, before, words):
 def test_the_server_refuses_strangers_and_a_full_roster():
     federation = make(N, C)
     result = run(federation, stop="share", drops={"share": IDS})
-    state, _ = server.start(federation.params, federation.members)
+    state, _ = server.start(federation.params, federation.members, federation.host)
     advert = read(Advert, result.sent("advertise")[IDS[0]])
     foreign = forge(STRANGER.keys[0], advert, sender=STRANGER.ids[0])
     with pytest.raises(ClientFault, match="is not a member"):

@@ -10,20 +10,29 @@ from typing import Any
 import msgspec
 import pytest
 
-from fedopal_secure.core import client, server
+from fedopal_secure.core import client, messages, server
 from fedopal_secure.core.codec import encode
 from fedopal_secure.core.errors import MisuseError, PolicyRefusal, ServerFault
-from fedopal_secure.core.graph import has_quorum, threshold
+from fedopal_secure.core.graph import quorum, threshold
 from fedopal_secure.core.identity import SigningKey, verify, verify_certificate
 from fedopal_secure.core.params import Segment, SessionParams, check_params, least_cohort, session_id
-from fedopal_secure.core.policy import Membership, check_proposal, cohort, roster_threshold
+from fedopal_secure.core.policy import Membership, check_proposal, cohort, roster_graph
 from tests.core.harness import PRIMES, TASK, Federation, Member, Run, entropy, make, run, seed
 
 PROMPTS = {"prompt_mode": "local", "prompt_tokens": 10, "prompt_dimension": 8, "prompt_source": bytes(32)}
 
 
+OTHER_SERVER = SigningKey(seed("another server"))
+
+
+def signed(federation: Federation, params: SessionParams) -> bytes:
+    """A proposal of these parameters, signed by the server that they name."""
+    host = OTHER_SERVER if params.server == OTHER_SERVER.identity else federation.host
+    return encode(messages.sign(host, messages.Proposal(params)))
+
+
 def propose(federation: Federation, params: SessionParams) -> tuple[client.Advertised, bytes]:
-    return client.advertise(encode(params), federation.policy, federation.keys[0], b"", entropy(b""))
+    return client.advertise(signed(federation, params), federation.policy, federation.keys[0], b"", entropy(b""))
 
 
 def with_task(**task: Any) -> dict[str, Any]:
@@ -52,8 +61,15 @@ BAD_PARAMS: list[tuple[str, dict[str, Any]]] = [
     ("clients", {"clients": 1, "corrupt": 0, "min_survivors": 1}),
     ("clients", {"clients": 0}),
     ("clients", {"clients": -5}),
-    ("clients", {"clients": 257}),
+    ("clients", {"clients": 2**14 + 1, "degree": 8}),
     ("clients", {"clients": 2**63}),
+    ("degree", {"clients": 257}),
+    ("degree", {"clients": 257, "degree": -1}),
+    ("degree", {"clients": 257, "degree": 1025}),
+    ("degree", {"clients": 2**14, "degree": 2**63}),
+    ("degree", {"clients": 256, "degree": 8}),
+    ("degree", {"degree": 1}),
+    ("degree", {"degree": -1}),
     ("corrupt", {"corrupt": 4}),
     ("corrupt", {"corrupt": -1}),
     ("corrupt", {"corrupt": 2**64 - 1}),
@@ -98,6 +114,9 @@ BAD_PARAMS: list[tuple[str, dict[str, Any]]] = [
     ("max_images", with_task(max_images=0)),
     ("max_images", with_task(max_images=-1)),
     ("max_images", with_task(max_images=2**40 + 1)),
+    ("feature_bits", with_task(feature_bits=1, feature_dimension=16)),
+    ("min_contributors", with_task(min_contributors=-1)),
+    ("min_contributors", with_task(min_contributors=5)),
     ("prompt_mode", with_task(prompt_mode="mean")),
     ("prompts", with_task(prompt_tokens=1)),
     ("prompts", with_task(prompt_source=bytes(32))),
@@ -122,12 +141,39 @@ def test_unsound_parameters(rule, changes):
     params = msgspec.structs.replace(federation.params, **changes)
     policy = replace(federation.policy, corrupt=-(2**70), min_survivors=-1, min_threshold=-1, max_images=2**70)
     with pytest.raises(PolicyRefusal) as caught:
-        client.advertise(encode(params), policy, federation.keys[0], b"", entropy(b""))
+        client.advertise(signed(federation, params), policy, federation.keys[0], b"", entropy(b""))
     assert caught.value.rule == rule
     assert rule in str(caught.value)
     with pytest.raises(PolicyRefusal) as caught:
-        server.start(params, federation.members)
+        server.start(params, federation.members, federation.host)
     assert caught.value.rule == rule
+
+
+def test_a_proposal_that_its_server_did_not_sign():
+    """Neither a stranger nor a member can open a session in the server's name, nor alter one that it opened."""
+    federation = make()
+    honest = messages.sign(federation.host, messages.Proposal(federation.params))
+    altered = msgspec.structs.replace(federation.params, nonce=bytes(32))
+    renamed = msgspec.structs.replace(federation.params, server=OTHER_SERVER.identity)
+    for proposal in (
+        messages.Proposal(federation.params),
+        messages.sign(OTHER_SERVER, messages.Proposal(federation.params)),
+        messages.sign(federation.keys[1], messages.Proposal(federation.params)),
+        messages.Proposal(altered, honest.signature),
+        messages.Proposal(renamed, honest.signature),
+        messages.sign(federation.host, messages.Proposal(renamed)),
+    ):
+        with pytest.raises(ServerFault, match="not signed by the server that it names"):
+            client.advertise(encode(proposal), federation.policy, federation.keys[0], b"", entropy(b""))
+    client.advertise(encode(honest), federation.policy, federation.keys[0], b"", entropy(b""))
+
+
+def test_a_server_signs_with_the_key_that_the_parameters_name():
+    federation = make()
+    with pytest.raises(MisuseError, match="another server"):
+        server.start(federation.params, federation.members, OTHER_SERVER)
+    _, proposal = server.start(federation.params, federation.members, federation.host)
+    assert proposal == signed(federation, federation.params)
 
 
 @pytest.mark.parametrize("changes", [{"protocol": "secagg/v0"}, {"protocol": ""}])
@@ -155,7 +201,7 @@ def test_a_protocol_that_the_policy_allows_must_be_the_one_spoken():
 BREACHES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("protocols", {"protocols": frozenset()}, {}),
     ("servers", {"servers": frozenset()}, {}),
-    ("servers", {}, {"server": bytes(32)}),
+    ("servers", {}, {"server": OTHER_SERVER.identity}),
     ("corrupt", {"corrupt": 2}, {}),
     ("corrupt", {}, {"corrupt": 0}),
     ("min_survivors", {"min_survivors": 4}, {}),
@@ -210,9 +256,11 @@ def test_an_unknown_member_is_refused_before_sharing():
     assert not result.sent("share")
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc0", b"\x93", encode(TASK), encode(make().params) + b"\0"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc0", b"\x93", encode(TASK), encode(make().params), signed(make(), make().params) + b"\0"]
+)
 def test_a_proposal_that_is_none(data):
-    with pytest.raises(ServerFault):
+    with pytest.raises(ServerFault, match="not a valid proposal"):
         client.advertise(data, make().policy, make().keys[0], b"", entropy(b""))
 
 
@@ -241,19 +289,18 @@ def test_threshold_and_quorum_by_counting(n):
         t = threshold(n, c)
         most = (n - c) + 2 * c
         assert 2 * t > most >= 2 * (t - 1)
-        least_quorum = next(s for s in range(2 * n) if has_quorum(s, n, c))
+        least_quorum = quorum(n, c)
         assert 2 * least_quorum > most >= 2 * (least_quorum - 1)
-        assert all(has_quorum(s, n, c) for s in range(least_quorum, n + 1))
 
 
-def test_roster_threshold():
+def test_roster_graph():
     federation = make(12, 2)
-    assert roster_threshold(federation.policy, federation.params, 12) == 8
-    assert roster_threshold(federation.policy, federation.params, 11) == 7
-    assert roster_threshold(federation.policy, federation.params, 4) == 4
+    assert roster_graph(federation.policy, federation.params, 12).threshold == 8
+    assert roster_graph(federation.policy, federation.params, 11).threshold == 7
+    assert roster_graph(federation.policy, federation.params, 4).threshold == 4
     for roster in (3, 1, 0):
         with pytest.raises(PolicyRefusal) as caught:
-            roster_threshold(federation.policy, federation.params, roster)
+            roster_graph(federation.policy, federation.params, roster)
         assert caught.value.rule == "min_survivors"
 
 
@@ -267,6 +314,7 @@ def test_the_session_id_depends_on_every_parameter():
         {"parent": bytes(32)},
         {"clients": 5},
         {"corrupt": 1},
+        {"degree": 8},
         {"min_survivors": 4},
         {"modulus": 7},
         {"segments": params.segments[:1]},

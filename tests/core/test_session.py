@@ -34,10 +34,10 @@ def expected_abort(n: int, c: int, lost: dict[str, int], late: int, least: int) 
         return "min_survivors"
     t = (roster + c) // 2 + 1
     sharers = roster - lost["share"]
-    if sharers < t:
-        return "threshold"
     if sharers < least:
         return "min_survivors"
+    if sharers < t:
+        return "threshold"
     present = sharers - lost["upload"]
     if present - late < least:
         return "min_survivors"
@@ -87,7 +87,7 @@ def check(result: Run, rule: str | None, survivors: set[bytes]) -> None:
     reveals = result.sent("reveal")
     if rule is not None:
         # Some may have revealed before too many others left; without t of them that tells nothing.
-        assert len(reveals) < result.state.records.threshold or not reveals
+        assert len(reveals) < result.state.records.graph.threshold or not reveals
         assert rule == "threshold" or not reveals
     released: dict[bytes, set[bytes]] = {}
     if reveals:
@@ -167,6 +167,8 @@ TABLE = [
     (12, 2, (1, 1, 2, 2, 0), "quorum"),
     (12, 2, (1, 1, 2, 0, 2), "threshold"),
     (12, 2, (1, 5, 0, 0, 0), "threshold"),
+    (12, 2, (1, 7, 0, 0, 0), "threshold"),
+    (12, 2, (1, 8, 0, 0, 0), "min_survivors"),
     (12, 2, (9, 0, 0, 0, 0), "min_survivors"),
     (12, 2, (0, 0, 9, 0, 0), "min_survivors"),
     (5, 1, (1, 0, 1, 0, 0), None),
@@ -294,7 +296,7 @@ def parent_and_context(
     parent = run(make(n, c), **options)
     views = {i: m.state.view for i, m in parent.members.items() if isinstance(m.state, client.Revealed)}
     child = parent.federation.child(parent.sum.session)
-    session = server.start(child.params, child.members)[0].session
+    session = server.start(child.params, child.members, child.host)[0].session
     return parent, child, views, Context(session, parent.sum.session, parent.sum.view, parent.sum.survivors, b"mean")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedopal_secure.core import shamir
 from fedopal_secure.core.errors import MisuseError
-from fedopal_secure.core.shamir import PRIME, Basis, Recovery, split
+from fedopal_secure.core.shamir import PRIME, Recovery, split
 from tests.core.harness import entropy
 
 SECRETS = st.binary(min_size=32, max_size=32) | st.sampled_from([bytes(32), b"\xff" * 32, bytes(31) + b"\1"])
@@ -150,11 +150,27 @@ def test_shares_in_a_second_form_are_refused():
         assert Recovery([1, 2, 3], 2).combine(spoilt) is None
 
 
-def test_lagrange_evaluates_polynomials():
-    values = [(3 * x**2 + 5 * x + 11) % PRIME for x in (2, 7, 9)]
-    for at in (0, 1, 200):
-        combined = sum(c * v for c, v in zip(Basis((2, 7, 9)).at(at), values, strict=True)) % PRIME
-        assert combined == 3 * at**2 + 5 * at + 11
+@pytest.mark.parametrize("indices", [(2, 7, 9), (9, 2, 7), (2, 7, 9, 200), (300, 1, 5, 2, 4)])
+def test_lagrange_evaluates_polynomials(indices):
+    values = [((3 * x**2 + 5 * x + 11) % PRIME).to_bytes(33, "big") for x in indices]
+    assert Recovery(indices, 3).combine(values) == (11).to_bytes(32, "big")
+    # A polynomial of degree 2 is none of degree 1, wherever it is seen.
+    assert Recovery(indices, 2).combine(values) is None
+
+
+@pytest.mark.parametrize("t", [1, 2, 3, 4])
+def test_recovery_takes_exactly_the_polynomials(t, small_field):
+    """By enumeration: of all values that four holders may show, those on a polynomial of degree t - 1 and no others."""
+    indices = (4, 1, 6, 3)
+    lawful = {
+        tuple(sum(c * x**k for k, c in enumerate(coefficients)) % small_field for x in indices): coefficients[0]
+        for coefficients in itertools.product(range(small_field), repeat=t)
+    }
+    assert len(lawful) == small_field**t
+    recovery = Recovery(indices, t)
+    for values in itertools.product(range(small_field), repeat=len(indices)):
+        rebuilt = recovery.combine([value.to_bytes(33, "big") for value in values])
+        assert (None if rebuilt is None else int.from_bytes(rebuilt, "big")) == lawful.get(values)
 
 
 @pytest.mark.parametrize(

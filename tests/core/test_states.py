@@ -279,6 +279,8 @@ def test_own_secrets_are_erased_once_they_have_served():
     result = honest("attest")
     states = {state.phase: state for state in result.members[VICTIM].states}
     assert not states[Phase.SHARED].seal_secret._data
+    assert len(states[Phase.SHARED].shared) == N - 1
+    assert not any(agreed._data for agreed in states[Phase.SHARED].shared.values())
     assert states[Phase.READY].seed._data
     result = honest("reveal")
     states = {state.phase: state for state in result.members[VICTIM].states}
@@ -310,7 +312,7 @@ def test_abandon_erases_and_uses_up():
 
 def test_refusing_a_proposal_sends_nothing_and_draws_no_entropy():
     federation = make(N, C)
-    _, proposal = server.start(federation.params, federation.members)
+    _, proposal = server.start(federation.params, federation.members, federation.host)
     drawn: list[int] = []
     with pytest.raises(PolicyRefusal):
         client.advertise(
@@ -334,6 +336,6 @@ def test_secrets_never_print():
 
 def test_each_client_has_its_own_keys_and_fresh_ones_in_each_session():
     first = {bytes(s.expose()) for s in secrets_of(honest("share"))}
-    assert len(first) == 2 * N
+    assert len(first) == 3 * N  # two private keys and a seed
     again = run(make(N, C).child(b""), stop="share")
     assert not first & {bytes(s.expose()) for s in secrets_of(again)}

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from fedopal_secure.core.codec import encode
 from fedopal_secure.core.errors import InputError, MisuseError, OverflowBudgetError, PolicyRefusal, ServerFault
-from fedopal_secure.core.messages import Context
+from fedopal_secure.core.identity import SigningKey
+from fedopal_secure.core.messages import Context, Proposal, sign
 from fedopal_secure.core.params import SessionParams, session_id
 from fedopal_secure.federation.client import PrivateData, RoundClient
 from fedopal_secure.federation.config import PromptSettings, SimulationConfig
@@ -23,6 +24,7 @@ from fedopal_secure.runtimes.parties import SeededEntropy
 from fedopal_secure.runtimes.simulation import Simulation
 
 CLIENT = "client-01"
+STRANGER = SigningKey(b"\x01" * 32)  # a server that no policy knows
 
 
 @pytest.fixture(scope="module")
@@ -46,34 +48,40 @@ def proposal(simulation: Simulation, **changes: object) -> SessionParams:
     task = simulation.task
     segments = session_segments(task, "statistics", 3)
     params = SessionParams(
-        "secagg/v1", "statistics", bytes(32), simulation.server_key.identity, b"", 3, 0, 3, 0, segments, task
+        "secagg/v1", "statistics", bytes(32), simulation.server_key.identity, b"", 3, 0, 0, 3, 0, segments, task
     )
     return replace(params, **changes)
 
 
-def join(client: RoundClient, params: SessionParams) -> bytes:
-    return client.answer("statistics", "advertise", encode(params))
+def signed(simulation: Simulation, params: SessionParams) -> bytes:
+    """The proposal, signed by the server that it names."""
+    key = STRANGER if params.server == STRANGER.identity else simulation.server_key
+    return encode(sign(key, Proposal(params)))
+
+
+def join(simulation: Simulation, client: RoundClient, params: SessionParams) -> bytes:
+    return client.answer("statistics", "advertise", signed(simulation, params))
 
 
 def test_an_honest_proposal_is_accepted(simulation: Simulation) -> None:
-    assert join(make(simulation), proposal(simulation))
+    assert join(simulation, make(simulation), proposal(simulation))
 
 
 def test_narrower_segments_are_refused(simulation: Simulation) -> None:
     first, *rest = session_segments(simulation.task, "statistics", 3)
     narrow = (replace(first, width=first.width - 1), *rest)
     with pytest.raises(PolicyRefusal, match="'segments'"):
-        join(make(simulation), proposal(simulation, segments=narrow))
+        join(simulation, make(simulation), proposal(simulation, segments=narrow))
 
 
 def test_a_sum_of_something_else_is_refused(simulation: Simulation) -> None:
     with pytest.raises(ServerFault):
-        make(simulation).answer("prompts", "advertise", encode(proposal(simulation)))
+        make(simulation).answer("prompts", "advertise", signed(simulation, proposal(simulation)))
 
 
 def test_a_parent_that_it_does_not_know_is_refused(simulation: Simulation) -> None:
     with pytest.raises(ServerFault, match="does not continue"):
-        join(make(simulation), proposal(simulation, parent=bytes(32)))
+        join(simulation, make(simulation), proposal(simulation, parent=bytes(32)))
 
 
 def test_statistics_of_two_phases_without_the_first_are_refused(simulation: Simulation) -> None:
@@ -82,7 +90,7 @@ def test_statistics_of_two_phases_without_the_first_are_refused(simulation: Simu
     for parent in (b"", bytes(32)):
         client = make(simulation, prompt_modes=frozenset({"two-phase"}))
         with pytest.raises(ServerFault, match="does not continue"):
-            join(client, proposal(simulation, parent=parent, task=task))
+            join(simulation, client, proposal(simulation, parent=parent, task=task))
 
 
 def test_a_cap_that_was_not_agreed_is_refused_whatever_the_client_holds(simulation: Simulation) -> None:
@@ -91,7 +99,7 @@ def test_a_cap_that_was_not_agreed_is_refused_whatever_the_client_holds(simulati
         task = replace(simulation.task, max_images=cap)
         params = proposal(simulation, task=task, segments=session_segments(task, "statistics", 3))
         with pytest.raises(PolicyRefusal, match="'max_images'"):
-            join(make(simulation), params)
+            join(simulation, make(simulation), params)
     few = dataclasses.replace(simulation.policy, max_images=1)
     participant = Participant(simulation.keys[CLIENT], b"", few, SeededEntropy(0, CLIENT))
     with pytest.raises(OverflowBudgetError, match="more images than the cap"):
@@ -114,7 +122,11 @@ def test_a_cap_that_was_not_agreed_is_refused_whatever_the_client_holds(simulati
 def test_a_task_that_was_not_agreed_is_refused(simulation: Simulation, changes: dict[str, object], rule: str) -> None:
     task = replace(simulation.task, **changes)
     with pytest.raises(PolicyRefusal) as caught:
-        join(make(simulation), proposal(simulation, task=task, segments=session_segments(task, "statistics", 3)))
+        join(
+            simulation,
+            make(simulation),
+            proposal(simulation, task=task, segments=session_segments(task, "statistics", 3)),
+        )
     assert caught.value.rule == rule
 
 
@@ -123,15 +135,15 @@ def test_tuning_that_is_not_canonical_is_refused(simulation: Simulation, tuning:
     task = replace(simulation.task, tuning=tuning, prompt_mode="local", **PROMPTS)
     client = make(simulation, prompt_modes=frozenset({"local"}))
     with pytest.raises(PolicyRefusal, match="'tuning'"):
-        join(client, proposal(simulation, task=task, segments=session_segments(task, "statistics", 3)))
+        join(simulation, client, proposal(simulation, task=task, segments=session_segments(task, "statistics", 3)))
 
 
 def test_a_client_that_refused_has_left_and_says_nothing_more(simulation: Simulation) -> None:
     client = make(simulation)
     with pytest.raises(PolicyRefusal):
-        join(client, proposal(simulation, corrupt=0, min_survivors=3, server=bytes(32)))
+        join(simulation, client, proposal(simulation, corrupt=0, min_survivors=3, server=STRANGER.identity))
     with pytest.raises(MisuseError, match="left the round"):
-        join(client, proposal(simulation))
+        join(simulation, client, proposal(simulation))
 
 
 def test_an_upload_asked_for_too_early_costs_no_grant_and_no_features(
@@ -140,7 +152,7 @@ def test_an_upload_asked_for_too_early_costs_no_grant_and_no_features(
     monkeypatch.setattr("fedopal_secure.federation.client.compute_statistics", lambda *_: pytest.fail("computed"))
     journal = Journal()
     client = make(simulation, journal)
-    join(client, proposal(simulation))
+    join(simulation, client, proposal(simulation))
     context = encode(Context(session_id(proposal(simulation)), b"", b"", (), b""))
     with pytest.raises(ServerFault, match="out of order"):
         client.answer("statistics", "upload", context)
@@ -153,7 +165,7 @@ def test_control_without_the_early_check_the_grant_is_gone(
     monkeypatch.setattr(PairwiseClient, "begin_upload", lambda *_: None)
     journal = Journal()
     client = make(simulation, journal)
-    join(client, proposal(simulation))
+    join(simulation, client, proposal(simulation))
     with pytest.raises(MisuseError):
         client.answer("statistics", "upload", encode(Context(session_id(proposal(simulation)), b"", b"", (), b"")))
     with pytest.raises(PolicyRefusal, match="'sessions'"):
@@ -166,8 +178,8 @@ def test_control_a_client_that_does_not_leave_can_be_tried_again(
     monkeypatch.setattr(RoundClient, "close", lambda _: None)
     client = make(simulation)
     with pytest.raises(PolicyRefusal):
-        join(client, proposal(simulation, server=bytes(32)))
-    assert join(client, proposal(simulation))
+        join(simulation, client, proposal(simulation, server=STRANGER.identity))
+    assert join(simulation, client, proposal(simulation))
 
 
 def test_the_worst_mean_prompt_is_refused_by_default_and_control_without_the_radius(simulation: Simulation) -> None:
@@ -184,7 +196,7 @@ def test_the_worst_mean_prompt_is_refused_by_default_and_control_without_the_rad
 
 def test_secrets_are_erased_when_a_client_leaves(simulation: Simulation) -> None:
     client = make(simulation)
-    join(client, proposal(simulation))
+    join(simulation, client, proposal(simulation))
     state = client._sessions["statistics"].sums._state
     assert all(secret._data for secret in state.secrets())
     client.close()
@@ -209,10 +221,11 @@ def test_no_images_are_refused(simulation: Simulation) -> None:
 def test_a_second_chain_on_the_same_data_is_refused_before_the_upload(simulation: Simulation, tmp_path: Path) -> None:
     def upload(nonce: bytes, journal: Journal) -> bytes:
         params = proposal(simulation, nonce=nonce)
-        server = open_server(params, simulation.members, tuple(simulation.by_identity))
+        server = open_server(params, simulation.members, tuple(simulation.by_identity), simulation.server_key)
         others = {
             identity: open_client(
-                encode(params), Participant(simulation.keys[name], b"", simulation.policy, SeededEntropy(1, name))
+                signed(simulation, params),
+                Participant(simulation.keys[name], b"", simulation.policy, SeededEntropy(1, name)),
             )[0]
             for identity, name in simulation.by_identity.items()
             if name != CLIENT

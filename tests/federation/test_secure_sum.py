@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from fedopal_secure.core.codec import encode
 from fedopal_secure.core.errors import PolicyRefusal, ServerFault
-from fedopal_secure.core.messages import Context
+from fedopal_secure.core.messages import Context, Proposal, sign
 from fedopal_secure.federation.secure_sum import PLAIN, PairwiseClient, Participant, open_client, open_server
 from tests.core.harness import Federation, make
 
 
 def start(federation: Federation) -> tuple[object, dict[bytes, PairwiseClient]]:
-    server = open_server(federation.params, federation.members, federation.ids)
+    server = open_server(federation.params, federation.members, federation.ids, federation.host)
     clients = {
         key.identity: PairwiseClient(Participant(key, b"", federation.policy, os.urandom)) for key in federation.keys
     }
@@ -61,7 +61,7 @@ def test_a_server_that_starts_in_the_middle_is_at_fault(phase: str) -> None:
 
 def test_a_client_does_not_speak_plain_unless_its_policy_says_so() -> None:
     federation = make(4)
-    proposal = encode(replace(federation.params, protocol=PLAIN))
+    proposal = encode(sign(federation.host, Proposal(replace(federation.params, protocol=PLAIN))))
     with pytest.raises(PolicyRefusal, match="'protocols'"):
         open_client(proposal, Participant(federation.keys[0], b"", federation.policy, os.urandom))
 
@@ -70,8 +70,9 @@ def test_control_the_plain_protocol_shows_the_server_every_vector() -> None:
     federation = make(4)
     params = replace(federation.params, protocol=PLAIN)
     policy = dataclasses.replace(federation.policy, protocols=frozenset({PLAIN}))
-    client, _ = open_client(encode(params), Participant(federation.keys[0], b"", policy, os.urandom))
-    server = open_server(params, federation.members, federation.ids)
+    proposal = encode(sign(federation.host, Proposal(params)))
+    client, _ = open_client(proposal, Participant(federation.keys[0], b"", policy, os.urandom))
+    server = open_server(params, federation.members, federation.ids, federation.host)
     context = server.request("upload", Context(server.session, b"", b"", (), b""))[federation.ids[0]]
     client.begin_upload(context, None)
     vector = np.arange(params.length, dtype=np.uint64)

@@ -70,6 +70,48 @@ def test_the_protocol_does_not_change_the_model() -> None:
     assert np.array_equal(released[0].prompts, released[1].prompts)
 
 
+@pytest.mark.parametrize("mode", ["none", "two-phase"])
+def test_a_census_comes_first_and_does_not_change_the_model(mode: str) -> None:
+    settings = {"clients": 5, "alpha": 10.0, "train_limit": 120}
+    outcome, identical = run_and_compare(config(mode, min_contributors=2, **settings))
+    without = simulate(config(mode, **settings))
+    assert identical
+    assert np.array_equal(outcome.model.head.weights, without.model.head.weights)
+    assert np.array_equal(outcome.model.head.intercept, without.model.head.intercept)
+    if mode == "two-phase":
+        assert np.array_equal(outcome.model.prompts, without.model.prompts)
+    census, *rest = outcome.result.sessions
+    assert census.name == "census"
+    assert census.widths == {"presence": 1}
+    assert [session.name for session in rest] == [session.name for session in without.result.sessions]
+
+
+@pytest.mark.parametrize(("drop", "survivors"), [("census.upload:1", [6, 6]), ("statistics.upload:1", [7, 6])])
+def test_one_drops_out_of_the_census_or_between_it_and_the_statistics(drop: str, survivors: list[int]) -> None:
+    settings = config("none", clients=7, alpha=10.0, min_contributors=3, drop=(drop,))
+    outcome, identical = run_and_compare(settings)
+    assert identical
+    assert [len(session.survivors) for session in outcome.result.sessions] == survivors
+
+
+@pytest.mark.parametrize("mode", ["none", "two-phase"])
+def test_a_class_of_too_few_aborts_before_a_statistic_is_uploaded(mode: str, tmp_path: Path) -> None:
+    settings = config(mode, clients=5, corrupt=1, alpha=10.0, train_limit=120, min_contributors=5)
+    with pytest.raises(SessionAborted, match="'min_contributors'") as caught:
+        simulate(settings, tmp_path / "run")
+    assert caught.value.rule == "min_contributors"
+    entries, _ = read_transcript(tmp_path / "run" / "transcript")
+    assert len({entry.session for entry in entries}) == (2 if mode == "none" else 3)
+    [census] = {entry.session for entry in entries if entry.phase == "upload"}
+    assert census == entries[0].session
+    assert {entry.session for entry in entries if entry.phase in ("attest", "reveal")} == {census}
+
+
+def test_control_with_one_fewer_the_round_ends() -> None:
+    settings = config("none", clients=5, corrupt=1, alpha=10.0, train_limit=120, min_contributors=4)
+    assert simulate(settings).result.exact is not None
+
+
 def test_a_run_leaves_what_it_should_and_is_not_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "run"
     outcome = simulate(config(clients=4), out)
@@ -121,6 +163,7 @@ def test_too_few_survivors_abort_with_the_rule() -> None:
         (PolicyConfig(preprocessing="another"), "preprocessing"),
         (PolicyConfig(protocols=("bfv/v1",)), "protocols"),
         (PolicyConfig(prompt_radius=1e-9), "prompt_radius"),
+        (PolicyConfig(min_contributors=1), "min_contributors"),
     ],
 )
 def test_a_clients_policy_refuses_with_the_name_of_its_rule(policy: PolicyConfig, rule: str) -> None:

@@ -55,6 +55,7 @@ def task() -> Task:
         tuning="",
         max_images=1000,
         release="",
+        min_contributors=0,
     )
 
 
@@ -84,7 +85,7 @@ def test_a_whole_round_without_torch(protocol: str, tmp_path: Path) -> None:
         server_key,
         members,
         tuple(key.identity for key in keys),
-        Proposal(name, 5, 1, 3, task()),
+        Proposal(name, 5, 1, 0, 3, task()),
         HeadSettings(),
         os.urandom,
         Transcript(tmp_path / "transcript"),

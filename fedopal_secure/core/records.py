@@ -1,0 +1,80 @@
+"""What a server has collected in a session, and the relays that it puts together from it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedopal_secure.core import messages
+from fedopal_secure.core.codec import decode, encode
+from fedopal_secure.core.errors import MisuseError
+from fedopal_secure.core.graph import Graph
+from fedopal_secure.core.recovery import Shown
+from fedopal_secure.core.ring import U64
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """A dealer's messages as they came, since decoded they would take several times as much memory."""
+
+    message: bytes
+    holders: tuple[int, ...]
+    ciphertexts: tuple[bytes, ...]
+
+    def read(self) -> messages.ShareMessage:
+        """The signed message, decoded."""
+        return decode(messages.ShareMessage, self.message, MisuseError)
+
+
+@dataclass
+class Records:
+    """What has been collected; it moves from state to state."""
+
+    adverts: dict[bytes, messages.Advert] = field(default_factory=dict)
+    shares: dict[bytes, Dealt] = field(default_factory=dict)
+    headers: dict[bytes, messages.UploadHeader] = field(default_factory=dict)
+    payloads: dict[bytes, bytes] = field(default_factory=dict)  # of a census only
+    attestations: dict[bytes, messages.Attestation] = field(default_factory=dict)
+    revealed: set[bytes] = field(default_factory=set)
+    shown: dict[bytes, list[Shown]] = field(default_factory=dict)  # by dealer
+    total: U64 = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+    roster: bytes = b""
+    sharers: bytes = b""
+    context: bytes = b""
+    view: bytes = b""
+    parent_survivors: tuple[bytes, ...] = ()
+    identities: tuple[bytes, ...] = ()
+    places: dict[bytes, int] = field(default_factory=dict)
+    dealers: dict[bytes, list[bytes]] = field(default_factory=dict)  # by holder, in the order of identities
+    graph: Graph = field(default_factory=lambda: Graph(0, 0, 0))
+
+    def lists(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+        """Survivors, and the sharers that dropped out before their upload; each in the order of identities."""
+        return tuple(sorted(self.headers)), tuple(sorted(self.shares.keys() - self.headers.keys()))
+
+
+@dataclass(frozen=True)
+class Relays(Mapping[bytes, bytes]):
+    """The relay of every sharer, made when it is asked for."""
+
+    session: bytes
+    records: Records
+    sharers: tuple[messages.Sharer, ...]
+
+    def __getitem__(self, holder: bytes) -> bytes:
+        r = self.records
+        dealt = []
+        for dealer in r.dealers[holder]:
+            sent = r.shares[dealer]
+            place = bisect_left(sent.holders, r.places[holder])
+            dealt.append(messages.Relayed(sent.read(), sent.ciphertexts[place]))
+        return encode(messages.Relay(self.session, self.sharers, tuple(dealt)))
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (sharer.identity for sharer in self.sharers)
+
+    def __len__(self) -> int:
+        return len(self.sharers)
