@@ -55,8 +55,8 @@ class Witness:
 def recheck(witness: Witness, opening_bytes: bytes) -> Census:
     """Compute the sum of a census again from its opening. Raises ServerFault if the opening is not of what was signed.
 
-    A payload is the one whose hash its sender signed, a seed the one that its dealer committed to, a masking key the
-    one that was advertised; so there is one opening that passes, and one sum.
+    A payload is the one whose hash its sender signed, a seed the one that its dealer committed to, a masking key one
+    that gives the advertised public key; so whatever opening passes, the sum is the same.
     """
     opening = decode(Opening, opening_bytes, ServerFault)
     params, view, mask_keys = witness.params, witness.view, {a.sender: a.mask_key for a in witness.roster.adverts}

@@ -34,6 +34,7 @@ class Records:
     """What has been collected; it moves from state to state."""
 
     adverts: dict[bytes, messages.Advert] = field(default_factory=dict)
+    keys: set[bytes] = field(default_factory=set)  # every public key advertised
     shares: dict[bytes, Dealt] = field(default_factory=dict)
     headers: dict[bytes, messages.UploadHeader] = field(default_factory=dict)
     payloads: dict[bytes, bytes] = field(default_factory=dict)  # of a census only

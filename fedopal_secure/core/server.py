@@ -159,8 +159,7 @@ def _enough(rule: str, have: int, need: int, what: str) -> None:
 
 def _receive_advert(state: ServerState, sender: bytes, data: bytes) -> None:
     advert = decode(messages.Advert, data, lambda reason: ClientFault(sender, reason))
-    adverts = state.records.adverts
-    taken = {key for other in adverts.values() for key in (other.mask_key, other.seal_key)}
+    adverts, taken = state.records.adverts, state.records.keys
     _require(sender, advert.sender == sender, "sent another identity's advert")
     _require(sender, advert.session == state.session, "sent an advert of another session")
     _require(sender, sender not in adverts, "advertised twice")
@@ -172,6 +171,7 @@ def _receive_advert(state: ServerState, sender: bytes, data: bytes) -> None:
     for key in (advert.mask_key, advert.seal_key):
         masks.agree(masks.load(_PROBE), key, sender)
     adverts[sender] = advert
+    taken.update((advert.mask_key, advert.seal_key))
 
 
 def _receive_shares(state: ServerState, sender: bytes, data: bytes) -> None:
