@@ -1,10 +1,11 @@
 # The commands of this repository. `make demo` and `make test` make .venv by themselves.
 PYTHON ?= python3
 WORKERS ?= 2
-CHECKED := fedopal_secure/core fedopal_secure/encoding fedopal_secure/statistics fedopal_secure/solver
+CHECKED := fedopal_secure/core fedopal_secure/encoding fedopal_secure/statistics fedopal_secure/solver tools/mutants.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-torch-free coverage format constraints clean
+.PHONY: help demo test lint test-torch-free test-exhaustive security-tests mutants vectors coverage bench bench-scale \
+	format constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -23,6 +24,25 @@ lint: .venv/.stamp ## formatting, lint, types, import layers
 
 test-torch-free: .venv-base/.stamp ## the server side in an environment that has no torch
 	FEDOPAL_TORCH_FREE=1 .venv-base/bin/python -m pytest tests/torch_free
+
+test-exhaustive: .venv/.stamp ## every order of messages and dropouts of four clients: minutes
+	.venv/bin/python -m pytest -m exhaustive -s tests/stateful
+
+security-tests: .venv/.stamp ## play every attack with and without its defence, and write docs/security-tests.md
+	.venv/bin/python -m pytest -n $(WORKERS) tests/attacks --write-security-tests
+
+mutants: .venv/.stamp ## remove each guard of the client in turn; some test must notice: an hour
+	.venv/bin/python tools/mutants.py --workers $(WORKERS)
+
+vectors: .venv/.stamp ## write the test vectors again from the reference implementations
+	.venv/bin/python protocols/statistics/v1/generate.py
+	.venv/bin/python protocols/secagg/v1/generate.py
+
+bench: .venv/.stamp ## secure aggregation beside Flower's SecAgg+, in one run: a quarter of an hour
+	.venv/bin/python -m benchmarks.secagg
+
+bench-scale: .venv/.stamp ## 1,000 and 10,000 clients, the server in a process of its own: an hour
+	.venv/bin/python -m benchmarks.secagg_scale
 
 coverage: .venv/.stamp ## tests with line and branch coverage
 	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing:skip-covered

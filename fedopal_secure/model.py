@@ -126,17 +126,21 @@ class Model:
         except OSError as error:
             reason = error.strerror or "no such file"
             raise InputError(f"{path}: cannot be read ({reason}): give a model.safetensors of a run") from None
-        except (SafetensorError, KeyError, ValueError, TypeError, RecursionError):
+        except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError):
             raise InputError(f"{path}: not a released model: give the model.safetensors of a run") from None
 
 
 def _check(facts: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> None:
     """Raise ValueError unless types, shapes and numbers are those that `Model.save` writes."""
     classes, prompts = facts["classes"], tensors.get("prompts", np.zeros((1, 1), np.float32))
-    texts = [facts["backbone"], facts["preprocessing"], facts["transcript"], *classes]
+    ridge = facts["lambda"]
+    texts = [facts["backbone"], facts["preprocessing"], facts["transcript"], ridge["rule"], *classes]
+    "".join(texts).encode()  # raises TypeError for what is no text, UnicodeEncodeError for what cannot be written
     right = (
         isinstance(classes, list)
-        and all(isinstance(text, str) for text in texts)
+        and type(ridge["value"]) is float
+        and tensors["weights"].dtype == tensors["intercept"].dtype == np.float64
+        and prompts.dtype == np.float32
         and isinstance(facts["normalise"], bool)
         and tensors["weights"].shape[1:] == tensors["intercept"].shape == (len(classes),)
         and prompts.ndim == 2

@@ -13,6 +13,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import pytest
 
+from tests.security_table import SecurityTable
+
 # A test that skips because something is not installed begins its reason like this; importorskip has its own words.
 MISSING_TOOL = ("missing tool", "could not import")
 
@@ -22,6 +24,14 @@ if importlib.util.find_spec("hypothesis"):
     # Fixed examples, so that a run that passed passes again; no deadline, for machines that pause.
     settings.register_profile("repository", deadline=None, derandomize=True, database=None)
     settings.load_profile("repository")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-security-tests", action="store_true", help="write docs/security-tests.md from this run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SecurityTable(config))
 
 
 def _fail_missing_tool(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -28,7 +28,7 @@ _FIELD: Final = 2**255 - 19
 
 # A multiple of 8 that stays in a core's cache together with the piece of the vector that it is added to.
 _CHUNK: Final = 1 << 17
-_ZEROS: Final = bytes(_CHUNK)
+_ZEROS: Final = memoryview(bytes(_CHUNK))
 
 
 def public_key(private: bytes) -> bytes:
@@ -115,16 +115,13 @@ def apply_stream(ring: Ring, vector: U64, key: bytes, sign: int) -> None:
     keystream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     combine = ring.add_into if sign == ADD else ring.subtract_into
     buffer = bytearray(_CHUNK + 15)
+    words = np.frombuffer(buffer, dtype="<u8", count=_CHUNK // 8)
     start = 0
     while start < len(vector):
-        words = ring.accept(_words(keystream, buffer, len(vector) - start, ring))
-        words = words[: len(vector) - start]
-        combine(vector[start : start + len(words)], words)
-        start += len(words)
-
-
-def _words(keystream: CipherContext, buffer: bytearray, wanted: int, ring: Ring) -> U64:
-    # Whole chunks for a prime, where some words will be rejected; else no more than is wanted.
-    size = _CHUNK if ring.modulus else min(_CHUNK, 8 * wanted)
-    keystream.update_into(memoryview(_ZEROS)[:size], buffer)
-    return np.frombuffer(buffer, dtype="<u8", count=size // 8)
+        wanted = len(vector) - start
+        # Whole chunks for a prime, where some words will be rejected; else no more than is wanted.
+        size = _CHUNK if ring.modulus else min(_CHUNK, 8 * wanted)
+        keystream.update_into(_ZEROS[:size], buffer)
+        accepted = ring.accept(words[: size // 8])[:wanted]
+        combine(vector[start : start + len(accepted)], accepted)
+        start += len(accepted)

@@ -6,10 +6,11 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from fedopal_secure.core import messages
-from fedopal_secure.core.codec import decode, encode
+from fedopal_secure.core.codec import Message, decode, encode
 from fedopal_secure.core.errors import MisuseError
 from fedopal_secure.core.graph import Graph
 from fedopal_secure.core.recovery import Shown
@@ -57,25 +58,40 @@ class Records:
         return tuple(sorted(self.headers)), tuple(sorted(self.shares.keys() - self.headers.keys()))
 
 
-@dataclass(frozen=True)
-class Relays(Mapping[bytes, bytes]):
-    """The relay of every sharer, made when it is asked for."""
+class _Passed(Message, frozen=True):
+    message: msgspec.Raw
+    ciphertext: bytes
 
+
+class _Relay(Message, frozen=True, tag="relay"):
     session: bytes
-    records: Records
-    sharers: tuple[messages.Sharer, ...]
+    sharers: msgspec.Raw
+    dealers: tuple[_Passed, ...]
+
+
+class Relays(Mapping[bytes, bytes]):
+    """The relay of every sharer, made when it is asked for.
+
+    Its bytes are those of a messages.Relay. What was signed goes in as the bytes that it came in: to decode every
+    message for each of its holders would be half of a server's work.
+    """
+
+    def __init__(self, session: bytes, records: Records, sharers: tuple[messages.Sharer, ...]) -> None:
+        self._session, self._records = session, records
+        self._identities = tuple(sharer.identity for sharer in sharers)
+        self._sharers = msgspec.Raw(encode(sharers))
 
     def __getitem__(self, holder: bytes) -> bytes:
-        r = self.records
+        r = self._records
         dealt = []
         for dealer in r.dealers[holder]:
             sent = r.shares[dealer]
             place = bisect_left(sent.holders, r.places[holder])
-            dealt.append(messages.Relayed(sent.read(), sent.ciphertexts[place]))
-        return encode(messages.Relay(self.session, self.sharers, tuple(dealt)))
+            dealt.append(_Passed(msgspec.Raw(sent.message), sent.ciphertexts[place]))
+        return encode(_Relay(self._session, self._sharers, tuple(dealt)))
 
     def __iter__(self) -> Iterator[bytes]:
-        return (sharer.identity for sharer in self.sharers)
+        return iter(self._identities)
 
     def __len__(self) -> int:
-        return len(self.sharers)
+        return len(self._identities)

@@ -270,9 +270,7 @@ class RoundClient:
                 mean = total.mean(task)
             except OverflowBudgetError as error:
                 raise ServerFault(str(error)) from None
-            distance = float(np.linalg.norm(mean - self._initial(task)))
-            if not distance <= self._me.policy.prompt_radius:
-                raise PolicyRefusal("prompt_radius", f"the mean prompt is {distance:.3g} away from P_init")
+            check_radius(mean, self._initial(task), self._me.policy.prompt_radius)
             return mean
         before = self._views.get(params.parent)
         # After a census the payload is its opening, which the session has checked.
@@ -292,6 +290,16 @@ class RoundClient:
     def _initial(self, task: Task) -> NDArray[np.float32]:
         """P_init, the same for everyone: it comes from the task's seed."""
         return initial_prompts(task.prompt_source, task.prompt_tokens, task.prompt_dimension)
+
+
+def check_radius(mean: NDArray[np.float32], initial: NDArray[np.float32], radius: float) -> None:
+    """Refuse a mean prompt, float32 (tokens, dimension), that is farther from P_init than honest tuning goes.
+
+    The server could otherwise choose prompts under which features tell more of an image than of its class.
+    """
+    distance = float(np.linalg.norm(mean - initial))
+    if not distance <= radius:  # NaN fails too
+        raise PolicyRefusal("prompt_radius", f"the mean prompt is {distance:.3g} away from P_init")
 
 
 def parse_tuning(task: Task) -> TuningSettings:

@@ -158,7 +158,7 @@ def parse_config(kind: type[Config], values: dict[str, Any], source: str) -> Con
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the configuration"
-        raise InputError(f"{source}: '{where}': {first['msg']}") from None
+        raise InputError(f"{source}: {where!r}: {first['msg']}") from None
 
 
 def load_toml(path: Path) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def load_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}): give a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also what is no UTF-8, an endless number, brackets without end
         raise InputError(f"{path}: not valid TOML: {error}") from None
 
 

@@ -6,6 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -48,7 +49,7 @@ def load_key(path: Path) -> SigningKey:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}): give a file that `keys new` wrote") from None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
         raise InputError(f"{path}: not an Ed25519 private key: give a file that `keys new` wrote")

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from fedopal_secure.core.errors import InputError, MisuseError, PolicyRefusal
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS answered (session BLOB, phase TEXT, PRIMARY KEY (session, phase));
-CREATE TABLE IF NOT EXISTS given (data BLOB, chain BLOB, name TEXT, session BLOB, PRIMARY KEY (data, chain, name));
-"""
+_TABLES = {
+    "answered": "CREATE TABLE answered (session BLOB, phase TEXT, PRIMARY KEY (session, phase))",
+    "given": "CREATE TABLE given (data BLOB, chain BLOB, name TEXT, session BLOB, PRIMARY KEY (data, chain, name))",
+}
+_SCHEMA = "".join(f"{table.replace('TABLE', 'TABLE IF NOT EXISTS')};" for table in _TABLES.values())
 
 # Counting and writing are one statement, so that two processes cannot both find the last grant free.
 _GIVE = """
@@ -34,7 +35,12 @@ class Journal:
             self._database = sqlite3.connect(path, isolation_level=None)
             self._database.execute("PRAGMA synchronous = FULL")
             self._database.executescript(_SCHEMA)
-        except sqlite3.Error as error:
+            # Without their keys the tables would take a second answer.
+            found = dict(self._database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall())
+            sound = self._database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            if not sound or found != _TABLES:
+                raise ValueError("its contents are damaged or of something else")
+        except (sqlite3.Error, ValueError) as error:
             raise InputError(f"{path}: cannot be used as a journal ({error}): give a file on a local disk") from None
 
     def answer(self, session: bytes, phase: str) -> None:
@@ -43,6 +49,8 @@ class Journal:
             self._database.execute("INSERT INTO answered VALUES (?, ?)", (session, phase))
         except sqlite3.IntegrityError:
             raise MisuseError(f"phase '{phase}' of session {session.hex()[:12]} was answered before") from None
+        except sqlite3.Error as error:
+            raise InputError(f"the journal cannot be written ({error}): nothing is answered without it") from None
 
     def give(self, data: bytes, chain: bytes, name: str, session: bytes, granted: int) -> None:
         """Note that the data with this digest is about to enter a sum.
@@ -54,6 +62,8 @@ class Journal:
             written = self._database.execute(_GIVE, (data, chain, name, session, granted)).rowcount
         except sqlite3.IntegrityError:
             raise PolicyRefusal("sessions", f"this data is in a sum of {name} of the same chain already") from None
+        except sqlite3.Error as error:
+            raise InputError(f"the journal cannot be written ({error}): nothing is answered without it") from None
         if not written:
             raise PolicyRefusal("sessions", f"this data is in other sums already, and the policy grants {granted}")
 

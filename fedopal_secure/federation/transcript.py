@@ -92,9 +92,10 @@ def read_transcript(folder: Path) -> tuple[list[Entry], str]:
             body = (folder / "messages" / f"{number:05d}.bin").read_bytes()
             told = (fields["number"], fields["bytes"], fields["sha256"], fields["previous"])
             entry = Entry(fields["session"], fields["phase"], fields["sender"], body)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise InputError(problem) from None
-        if told != (number, len(body), hashlib.sha256(body).hexdigest(), head):
+        written = all(isinstance(text, str) for text in (entry.session, entry.phase, entry.sender))
+        if not written or told != (number, len(body), hashlib.sha256(body).hexdigest(), head):
             raise InputError(problem)
         entries.append(entry)
         head = _link(line)
