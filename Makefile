@@ -14,7 +14,7 @@ demo: .venv/.stamp ## twelve simulated clients train one classifier; five of the
 	.venv/bin/fedopal-secure demo
 
 test: lint ## all checks and all tests
-	.venv/bin/python -m pytest -n $(WORKERS)
+	.venv/bin/python -m pytest -n $(WORKERS) --security-tests=check
 
 lint: .venv/.stamp ## formatting, lint, types, import layers
 	.venv/bin/ruff format --check .
@@ -29,7 +29,7 @@ test-exhaustive: .venv/.stamp ## every order of messages and dropouts of four cl
 	.venv/bin/python -m pytest -m exhaustive -s tests/stateful
 
 security-tests: .venv/.stamp ## play every attack with and without its defence, and write docs/security-tests.md
-	.venv/bin/python -m pytest -n $(WORKERS) tests/attacks --write-security-tests
+	.venv/bin/python -m pytest -n $(WORKERS) tests/attacks --security-tests=write
 
 mutants: .venv/.stamp ## remove each guard of the client in turn; some test must notice: an hour
 	.venv/bin/python tools/mutants.py --workers $(WORKERS)

@@ -27,7 +27,7 @@ if importlib.util.find_spec("hypothesis"):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--write-security-tests", action="store_true", help="write docs/security-tests.md from this run")
+    parser.addoption("--security-tests", choices=("check", "write"), help="compare docs/security-tests.md, or write it")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedopal_secure.core import masks, messages, recovery
+from fedopal_secure.core import checks, masks, messages
 from fedopal_secure.core.codec import Bytes32, Message, decode
 from fedopal_secure.core.errors import ServerFault
 from fedopal_secure.core.params import SessionParams
-from fedopal_secure.core.ring import Ring, from_wire, reduce_to_width
+from fedopal_secure.core.recovery import unmask
+from fedopal_secure.core.ring import Ring, from_wire
 
 
 class Opening(Message, frozen=True, tag="opening"):
@@ -63,51 +64,22 @@ def recheck(witness: Witness, opening_bytes: bytes) -> Census:
     headers = view.survivors
     survivors = tuple(header.sender for header in headers)
     dropped = sorted(witness.seed_hashes.keys() - set(survivors))
-    opening_fits(opening, view.session, len(survivors), len(dropped))
-    payloads_are_signed(opening, headers, params.upload_bytes)
-    seeds_are_the_dealers(opening, [witness.seed_hashes[survivor] for survivor in survivors])
-    mask_secrets_are_the_dealers(opening, [mask_keys[gone] for gone in dropped])
-    ring, binding = Ring(params.modulus), masks.Binding(view.session, witness.roster_hash, view.context)
-    total = np.zeros(params.length, dtype=np.uint64)
+    checks.opening_fits(opening, view.session, len(survivors), len(dropped))
+    checks.opening_payloads_are_signed(opening, headers, params.upload_bytes)
+    checks.opening_seeds_are_the_dealers(opening, [witness.seed_hashes[survivor] for survivor in survivors])
+    checks.opening_mask_secrets_are_the_dealers(opening, [mask_keys[gone] for gone in dropped])
+    ring, total = Ring(params.modulus), np.zeros(params.length, dtype=np.uint64)
     for payload in opening.payloads:
         masked = from_wire(payload, params.segments)
-        _require(ring.contains(masked), "shows an upload with entries that are not residues")
+        checks.opening_shows_residues(masked, ring)
         ring.add_into(total, masked)
-    for survivor, seed in zip(survivors, opening.seeds, strict=True):
-        recovery.remove_self_mask(ring, total, seed, survivor, binding)
-    for gone, mask_secret in zip(dropped, opening.mask_secrets, strict=True):
-        recovery.remove_pair_masks(ring, total, mask_secret, gone, survivors, mask_keys, binding)
-    if not params.modulus:
-        total = reduce_to_width(total, params.segments)
+    total = unmask(
+        total,
+        params,
+        dict(zip(survivors, opening.seeds, strict=True)),
+        dict(zip(dropped, opening.mask_secrets, strict=True)),
+        lambda gone: survivors,
+        mask_keys,
+        masks.Binding(view.session, witness.roster_hash, view.context),
+    )
     return Census(survivors, tuple(int(count) for count in total))
-
-
-def _require(holds: bool, reason: str) -> None:
-    if not holds:
-        raise ServerFault(f"the opening of the census {reason}")
-
-
-def opening_fits(opening: Opening, session: bytes, survivors: int, dropped: int) -> None:
-    """It is of this session, with one entry for each survivor and each sharer that dropped out."""
-    counts = (len(opening.payloads), len(opening.seeds), len(opening.mask_secrets))
-    fits = opening.session == session and counts == (survivors, survivors, dropped)
-    _require(fits, "is not of the view that was attested")
-
-
-def payloads_are_signed(opening: Opening, headers: tuple[messages.UploadHeader, ...], size: int) -> None:
-    """Every payload is the one whose hash its sender signed."""
-    for payload, header in zip(opening.payloads, headers, strict=True):
-        signed = messages.payload_hash(payload) == header.payload_hash and len(payload) == size
-        _require(signed, f"shows another upload of {header.sender.hex()[:12]} than it signed")
-
-
-def seeds_are_the_dealers(opening: Opening, hashes: list[bytes]) -> None:
-    """Every seed is the one that its dealer committed to."""
-    for seed, hashed in zip(opening.seeds, hashes, strict=True):
-        _require(messages.seed_hash(seed) == hashed, "shows a seed that its dealer did not commit to")
-
-
-def mask_secrets_are_the_dealers(opening: Opening, keys: list[bytes]) -> None:
-    """Every masking key is the one that was advertised."""
-    for secret, key in zip(opening.mask_secrets, keys, strict=True):
-        _require(masks.public_key(secret) == key, "shows a masking key that was not advertised")

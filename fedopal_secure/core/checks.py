@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from fedopal_secure.core import messages
+from fedopal_secure.core import masks, messages
 from fedopal_secure.core.errors import PolicyRefusal, ServerFault
 from fedopal_secure.core.graph import Graph, quorum
 from fedopal_secure.core.messages import (
@@ -25,8 +25,9 @@ from fedopal_secure.core.messages import (
 )
 
 if TYPE_CHECKING:
-    from fedopal_secure.core.census import Census
+    from fedopal_secure.core.census import Census, Opening
     from fedopal_secure.core.policy import Membership
+    from fedopal_secure.core.ring import U64, Ring
     from fedopal_secure.core.states import ParentView
 
 
@@ -135,7 +136,10 @@ def relayed_messages_fit(relay: Relay, graph: Graph, places: Mapping[bytes, int]
         dealer = dealt.message.sender
         suits = fits(dealt.message, graph, places[dealer]) and position in dealt.message.holders
         _require(suits, f"the share message of {dealer.hex()[:12]} does not fit")
-    # On the complete graph everyone deals to everyone, so nobody's message may be left out.
+
+
+def relay_is_complete(relay: Relay, graph: Graph) -> None:
+    """On the complete graph everyone deals to everyone, so nobody's message is left out."""
     complete = graph.sparse or len(relay.dealers) == len(relay.sharers)
     _require(complete, "the relay leaves out the message of someone who shared")
 
@@ -166,7 +170,7 @@ def relayed_ciphertexts_are_the_dealers(relay: Relay, position: int) -> None:
 
 def enough_shared(relay: Relay, holders: Collection[bytes], threshold: int) -> None:
     """At least the threshold of our holders shared; with fewer our masks could not be removed lawfully."""
-    shared = sum(sharer.identity in holders for sharer in relay.sharers)
+    shared = len({sharer.identity for sharer in relay.sharers}.intersection(holders))
     _require(shared >= threshold, f"{shared} of our holders shared, below the threshold of {threshold}")
 
 
@@ -177,6 +181,12 @@ def context_is_ours(context: Context, session: bytes, parent: bytes) -> None:
     """It belongs to this session and continues the parent that the parameters name."""
     _require(context.session == session, "the context is of another session")
     _require(context.parent == parent, "the context continues another session than the parameters say")
+
+
+def we_survived_the_parent(context: Context, identity: bytes) -> None:
+    """Whoever is no survivor of the parent is in no sum that continues it, so it must not be asked for its data."""
+    among = not context.parent or identity in context.parent_survivors
+    _require(among, "asked to upload, although we are no survivor of the session that this one continues")
 
 
 def census_allows(census: Census | None, minimum: int, corrupt: int, survivors: Collection[bytes] | None) -> None:
@@ -201,6 +211,42 @@ def context_shows_own_parent_view(context: Context, parent: ParentView | None) -
     told = (context.parent, context.parent_view, context.parent_survivors)
     known = (b"", b"", ()) if parent is None else (parent.session, parent.view, parent.survivors)
     _require(told == known, "the context shows another view of the parent session than we attested")
+
+
+# Opening of a census, before uploading in the session that continues it.
+
+
+def opening_fits(opening: Opening, session: bytes, survivors: int, dropped: int) -> None:
+    """It is of this session, with one entry for each survivor and each sharer that dropped out."""
+    counts = (len(opening.payloads), len(opening.seeds), len(opening.mask_secrets))
+    fits = opening.session == session and counts == (survivors, survivors, dropped)
+    _require(fits, "the opening of the census is not of the view that was attested")
+
+
+def opening_payloads_are_signed(opening: Opening, headers: Sequence[UploadHeader], size: int) -> None:
+    """Every payload is the one whose hash its sender signed."""
+    for payload, header in zip(opening.payloads, headers, strict=True):
+        signed = messages.payload_hash(payload) == header.payload_hash and len(payload) == size
+        _require(signed, f"the opening of the census shows another upload of {header.sender.hex()[:12]} than it signed")
+
+
+def opening_shows_residues(vector: U64, ring: Ring) -> None:
+    """The entries of an upload are residues."""
+    _require(ring.contains(vector), "the opening of the census shows an upload with entries that are not residues")
+
+
+def opening_seeds_are_the_dealers(opening: Opening, hashes: Sequence[bytes]) -> None:
+    """Every seed is the one that its dealer committed to."""
+    for seed, hashed in zip(opening.seeds, hashes, strict=True):
+        committed = messages.seed_hash(seed) == hashed
+        _require(committed, "the opening of the census shows a seed that its dealer did not commit to")
+
+
+def opening_mask_secrets_are_the_dealers(opening: Opening, keys: Sequence[bytes]) -> None:
+    """Every masking key is the one that was advertised."""
+    for secret, key in zip(opening.mask_secrets, keys, strict=True):
+        advertised = masks.public_key(secret) == key
+        _require(advertised, "the opening of the census shows a masking key that was not advertised")
 
 
 # View, before attesting.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -153,7 +154,8 @@ def hold(state: Shared, relay_bytes: bytes) -> Holding:
     """Accept the list of sharers and open the shares dealt to this client.
 
     A signed message whose ciphertext does not open or match its commitments is a dispute: the session goes on, and
-    this client will reveal nothing for that dealer. Raises ServerFault if the relay itself is at fault.
+    this client will reveal nothing for that dealer. Raises ServerFault if the relay itself is at fault, ClientFault for
+    a dealer's key of small order.
     """
     with _step(state, "hold") as phase:
         setup, room = state.setup, state.room
@@ -164,6 +166,7 @@ def hold(state: Shared, relay_bytes: bytes) -> Holding:
         checks.relay_shows_own_message(relay, state.own)
         checks.relayed_messages_are_signed(relay, setup.session, room.hash)
         checks.relayed_messages_fit(relay, room.graph, places, room.position)
+        checks.relay_is_complete(relay, room.graph)
         checks.relayed_ciphertexts_are_the_dealers(relay, room.position)
         checks.enough_shared(relay, state.holders, room.graph.threshold)
         dealt = {dealer.message.sender: dealer.message for dealer in relay.dealers}
@@ -224,7 +227,8 @@ def check_context(state: Holding, context_bytes: bytes, parent: ParentView | Non
     contributors, MisuseError if no upload is due.
     """
     follow(state, "upload")
-    _accept_context(state.setup, context_bytes, parent)
+    context, _ = _accept_context(state.setup, context_bytes, parent)
+    checks.we_survived_the_parent(context, state.setup.key.identity)
 
 
 def upload(state: Holding, vector: U64, context_bytes: bytes, parent: ParentView | None) -> tuple[Holding, bytes]:
@@ -232,7 +236,8 @@ def upload(state: Holding, vector: U64, context_bytes: bytes, parent: ParentView
 
     `vector` is uint64, one residue for each entry of the segments; it is not changed. `parent` is what the client
     attested in the session that this one continues, None if it continues none. Returns the state and an Upload.
-    Raises ServerFault if the context is not that parent's, MisuseError for a vector that does not fit.
+    Raises ServerFault if the context is not that parent's, PolicyRefusal if a census found too few contributors,
+    MisuseError for a vector that does not fit.
     """
     follow(state, "upload")
     setup, params = state.setup, state.setup.params
@@ -242,6 +247,7 @@ def upload(state: Holding, vector: U64, context_bytes: bytes, parent: ParentView
     with _step(state, "upload") as phase:
         identity, room = setup.key.identity, state.room
         context, census = _accept_context(setup, context_bytes, parent)
+        checks.we_survived_the_parent(context, identity)
         binding = masks.Binding(setup.session, room.hash, messages.context_hash(context))
         masked = vector.copy()
         masks.apply_stream(ring, masked, masks.self_key(state.seed.expose(), identity, binding), masks.ADD)
@@ -263,21 +269,7 @@ def upload(state: Holding, vector: U64, context_bytes: bytes, parent: ParentView
                 messages.payload_hash(payload),
             ),
         )
-        uploaded = Holding(
-            phase,
-            setup,
-            state.mask_secret,
-            state.seed,
-            room,
-            state.sharers,
-            state.sharers_hash,
-            state.peers,
-            state.dealt,
-            state.held,
-            context,
-            census,
-            header,
-        )
+        uploaded = replace(state, phase=phase, context=context, census=census, header=header)
         return uploaded, encode(messages.Upload(header, payload))
 
 
@@ -299,7 +291,8 @@ def attest(
     """Check the server's view of the uploads and sign it: the only view that this client will ever sign.
 
     A client that did not upload passes the context and parent here instead. Returns the state and an Attestation.
-    Raises ServerFault, or PolicyRefusal if the cohort is too small.
+    Raises ServerFault, PolicyRefusal if the cohort is too small or a class has lost too many contributors, and
+    MisuseError if the context is given twice or never.
     """
     follow(state, "attest")
     if (state.header is None) == (context_bytes is None):

@@ -72,13 +72,16 @@ class Graph:
             return threshold(self.holders, self.corrupt)
         return threshold(self.holders, corrupt_holders(self.roster, self.degree, self.corrupt))
 
-    @property
-    def sound(self) -> bool:
-        """Whether the graph keeps what it promises: always if complete; see `partial_sum_bits` if sparse."""
+    def sound(self, cohort: int) -> bool:
+        """Whether no sum comes out over too few clients: always if complete; see `partial_sum_bits` if sparse.
+
+        Too few are less than LEAST_SHARE of the honest clients, or fewer than a cohort has besides c corrupt ones.
+        """
         if not self.sparse:
             return True
+        least = max(math.ceil(LEAST_SHARE * (self.roster - self.corrupt)), cohort - self.corrupt)
         fits = self.degree < self.roster and self.threshold <= self.holders
-        return fits and partial_sum_bits(self.roster, self.degree, self.corrupt) <= -_PARTIAL_BITS
+        return fits and partial_sum_bits(self.roster, self.degree, self.corrupt, least) <= -_PARTIAL_BITS
 
     def draw(self, position: int, entropy: Entropy) -> tuple[int, ...]:
         """The holders of the client at a roster position: ascending positions, its own among them.
@@ -116,13 +119,13 @@ def corrupt_holders(roster: int, degree: int, corrupt: int) -> int:
 
 
 @cache
-def partial_sum_bits(roster: int, degree: int, corrupt: int) -> float:
-    """log2 of a bound on the chance that some partial sum is over too few honest clients.
+def partial_sum_bits(roster: int, degree: int, corrupt: int, least: int) -> float:
+    """log2 of a bound on the chance that some partial sum is over fewer than `least` honest clients.
 
     Survivors keep t of their holders (each survivor's holders see to that). So if the server could unmask a set S of
     honest survivors apart from the other honest ones, each member of S would have drawn at least t - 1 of its holders
-    from the rest of S and the corrupt clients. The bound adds that up over all S smaller than LEAST_SHARE of the honest
-    clients, and over each client alone: sum over s of C(h, s) * P[Hypergeometric(n - 1, s - 1 + c, k) >= t - 1]**s.
+    from the rest of S and the corrupt clients. The bound adds that up over all sets of fewer than `least` of the h
+    honest clients: sum over s of C(h, s) * P[Hypergeometric(n - 1, s - 1 + c, k) >= t - 1]**s.
     """
     honest = roster - corrupt
     t = threshold(degree + 1, corrupt_holders(roster, degree, corrupt))
@@ -132,7 +135,7 @@ def partial_sum_bits(roster: int, degree: int, corrupt: int) -> float:
         return np.asarray(factorial[n] - factorial[k] - factorial[n - k], dtype=np.float64)
 
     total = -math.inf
-    for size in range(1, max(2, math.ceil(LEAST_SHARE * honest))):
+    for size in range(1, min(least, honest + 1)):
         inside = size - 1 + corrupt
         outside = roster - 1 - inside
         drawn = np.arange(max(t - 1, degree - outside), min(degree, inside) + 1)
@@ -161,16 +164,18 @@ def dropout_bits(roster: int, degree: int, corrupt: int, dropped: int) -> float:
     return math.log2(ways) - math.log2(math.comb(roster - 1, degree)) if ways else -math.inf
 
 
-def least_degree(roster: int, corrupt: int, dropped: int) -> int:
-    """The smallest degree that is sound and bears `dropped` clients leaving, but for 2**-20; 0 for a complete graph.
+def least_degree(roster: int, corrupt: int, dropped: int, cohort: int) -> int:
+    """The smallest degree that is sound for a cohort and bears `dropped` clients leaving, but for 2**-20.
+
+    0 up to 256 clients, where the graph is complete.
 
     Raises InputError if no degree is.
     """
     if roster <= COMPLETE_UP_TO:
         return 0
-    for degree in range(8, min(roster, MAX_DEGREE + 1)) if corrupt < roster else ():
+    for degree in range(1, min(roster, MAX_DEGREE + 1)) if corrupt < roster else ():
         if dropout_bits(roster, degree, corrupt, dropped) > -_DROPOUT_BITS:
             continue
-        if Graph(roster, degree, corrupt).sound:
+        if Graph(roster, degree, corrupt).sound(cohort):
             return degree
     raise InputError(f"no graph of {roster} clients bears {corrupt} corrupt ones and {dropped} that leave")

@@ -103,7 +103,10 @@ class Relay(Message, frozen=True, tag="relay"):
 
 
 class Context(Message, frozen=True, tag="context"):
-    """What is known only when uploads begin: the parent's view and survivors, and the mean prompt of two phases."""
+    """What is known only when uploads begin: the parent's view and survivors, and what it ended with.
+
+    `payload` is the opening of a census, the summed prompts of two phases, or empty.
+    """
 
     session: Bytes32
     parent: bytes
@@ -190,14 +193,17 @@ _LABELS: dict[type, bytes] = {
 
 def sign(key: SigningKey, message: S) -> S:
     """Return the message with the sender's signature in place."""
-    unsigned = replace(message, signature=_UNSIGNED)
-    return replace(message, signature=key.sign(_LABELS[type(message)], encode(unsigned)))
+    return replace(message, signature=key.sign(_LABELS[type(message)], _unsigned(message)))
 
 
 def is_signed(message: Signed) -> bool:
     """Whether the signature is the sender's."""
-    unsigned = encode(replace(message, signature=_UNSIGNED))
-    return verify(message.sender, _LABELS[type(message)], unsigned, message.signature)
+    return verify(message.sender, _LABELS[type(message)], _unsigned(message), message.signature)
+
+
+def _unsigned(message: Signed) -> bytes:
+    # The signature is the last field of every signed message, so its 64 bytes are the last ones.
+    return encode(message)[: -len(_UNSIGNED)] + _UNSIGNED
 
 
 def roster_hash(roster: Roster) -> bytes:

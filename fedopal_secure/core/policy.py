@@ -31,7 +31,7 @@ class Membership:
 class Policy:
     """What a client agreed to. Every comparison is against the client's own copy of these values.
 
-    `servers` are identities that a proposal may name; that the server is who it says is the transport's business.
+    `servers` are the identities whose signed proposals it accepts.
     `corrupt` is the number of corrupt clients it assumes at most, `max_images` the image cap of the whole federation,
     `prompt_radius` the largest norm of a mean prompt's distance from P_init, `prompt_modes` the ways of tuning that it
     takes part in, `sessions` how many chains of sessions it grants on the same data, `min_contributors` how many honest
@@ -101,8 +101,9 @@ def roster_graph(policy: Policy, params: SessionParams, roster: int) -> Graph:
     if roster < needed:
         raise PolicyRefusal("min_survivors", f"a roster of {roster} cannot give a cohort of {needed}")
     graph = Graph(roster, params.degree, params.corrupt)
-    if not graph.sound:
-        raise PolicyRefusal("degree", f"{graph.degree} holders are too few in a roster of {roster}")
+    if not graph.sound(needed):
+        detail = f"{graph.degree} holders are too few for a cohort of {needed} in a roster of {roster}"
+        raise PolicyRefusal("degree", detail)
     if graph.threshold < policy.min_threshold:
         raise PolicyRefusal("min_threshold", f"threshold {graph.threshold} is below {policy.min_threshold}")
     return graph

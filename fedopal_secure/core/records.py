@@ -53,6 +53,10 @@ class Records:
     dealers: dict[bytes, list[bytes]] = field(default_factory=dict)  # by holder, in the order of identities
     graph: Graph = field(default_factory=lambda: Graph(0, 0, 0))
 
+    def holders_of(self, dealer: bytes) -> list[bytes]:
+        """Those that a dealer dealt to, in the order of their identities."""
+        return [self.identities[position] for position in self.shares[dealer].holders]
+
     def lists(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
         """Survivors, and the sharers that dropped out before their upload; each in the order of identities."""
         return tuple(sorted(self.headers)), tuple(sorted(self.shares.keys() - self.headers.keys()))
@@ -83,6 +87,8 @@ class Relays(Mapping[bytes, bytes]):
 
     def __getitem__(self, holder: bytes) -> bytes:
         r = self._records
+        if holder not in r.shares:
+            raise KeyError(holder)
         dealt = []
         for dealer in r.dealers[holder]:
             sent = r.shares[dealer]

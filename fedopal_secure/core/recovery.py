@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fedopal_secure.core import masks, messages
 from fedopal_secure.core.errors import Blame, ClientFault, SessionAborted
 from fedopal_secure.core.messages import KEY_SHARE, SEED_SHARE, ShareMessage
-from fedopal_secure.core.ring import U64, Ring
+from fedopal_secure.core.params import SessionParams
+from fedopal_secure.core.ring import U64, Ring, reduce_to_width
 from fedopal_secure.core.shamir import Recovery
 
 
@@ -71,6 +72,29 @@ class Rebuilder:
             self._indices = tuple(good)
             self._recovery = Recovery(self._indices, self.threshold)
         return self._recovery.combine(list(good.values()))
+
+
+def unmask(
+    total: U64,
+    params: SessionParams,
+    seeds: Mapping[bytes, bytes],
+    mask_secrets: Mapping[bytes, bytes],
+    peers: Callable[[bytes], Iterable[bytes]],
+    mask_keys: Mapping[bytes, bytes],
+    binding: masks.Binding,
+) -> U64:
+    """The sum of the survivors' vectors, from the sum of their uploads.
+
+    `seeds` are the survivors' self-mask seeds and `mask_secrets` the masking keys of those who dropped out, by
+    identity; `peers` says which survivors masked with one of the latter, `mask_keys` has everyone's public key. `total`
+    is used up.
+    """
+    ring = Ring(params.modulus)
+    for survivor, seed in seeds.items():
+        remove_self_mask(ring, total, seed, survivor, binding)
+    for gone, mask_secret in mask_secrets.items():
+        remove_pair_masks(ring, total, mask_secret, gone, peers(gone), mask_keys, binding)
+    return total if params.modulus else reduce_to_width(total, params.segments)
 
 
 def remove_self_mask(ring: Ring, total: U64, seed: bytes, identity: bytes, binding: masks.Binding) -> None:

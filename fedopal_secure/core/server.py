@@ -29,8 +29,8 @@ from fedopal_secure.core.messages import Context
 from fedopal_secure.core.params import CENSUS, SessionParams, check_params, session_id
 from fedopal_secure.core.policy import Membership
 from fedopal_secure.core.records import Dealt, Records, Relays
-from fedopal_secure.core.recovery import Rebuilder, Shown, remove_pair_masks, remove_self_mask
-from fedopal_secure.core.ring import U64, Ring, from_wire, reduce_to_width
+from fedopal_secure.core.recovery import Rebuilder, Shown, unmask
+from fedopal_secure.core.ring import U64, Ring, from_wire
 from fedopal_secure.core.transitions import Phase, State, follow, use
 
 # Any clamped scalar finds a key of small order: the result is zero whatever the scalar.
@@ -84,8 +84,9 @@ def start(params: SessionParams, members: Membership, key: SigningKey) -> tuple[
 def receive(state: ServerState, sender: bytes, data: bytes) -> ServerState:
     """Take one client's message of the current phase.
 
-    `sender` is the identity that the connection belongs to. Raises ClientFault for anything that an honest client
-    would not have sent now; the message is then without effect and the state is not used up.
+    `sender` is the identity that the connection belongs to. Raises ClientFault for anything that an honest client would
+    not have sent now; the message is then without effect and the state is not used up. An answer to a request of an
+    earlier phase is late, which is nobody's fault: the caller, who knows what it answers, leaves it out.
     """
     follow(state, "receive")
     _RECEIVERS[state.phase](state, sender, data)
@@ -105,7 +106,7 @@ def close(state: ServerState) -> tuple[ServerState, Mapping[bytes, bytes]]:
 
 
 def open_uploads(state: ServerState, context: Context) -> tuple[ServerState, bytes]:
-    """Begin the uploads under a context; the bytes are for every sharer.
+    """Begin the uploads under a context; the bytes are for every sharer that survived the parent, if there is one.
 
     Raises MisuseError for the context of another session or parent, which every client would refuse.
     """
@@ -122,21 +123,32 @@ def finish(state: ServerState) -> Sum:
     """Remove the masks from the sum; ends the session.
 
     Raises SessionAborted if fewer shares than the threshold are good for some sharer, ClientFault naming a dealer
-    whose shares are as committed and yet do not rebuild what it advertised.
+    whose shares are as committed and yet do not rebuild what it advertised. Then the state is not used up.
     """
     follow(state, "finish")
-    r = state.records
-    # Before the state is used up: the server may wait for more and ask again.
+    r, rebuilder = state.records, Rebuilder(state.session, state.records.graph.threshold)
     survivors, dropped = r.lists()
-    for dealer in survivors + dropped:
-        _enough("threshold", len(r.shown.get(dealer, ())), r.graph.threshold, f"revealed for {dealer.hex()[:12]}")
-    use(state, "finish")
-    rebuilder = Rebuilder(state.session, r.graph.threshold)
+    keys = {identity: advert.mask_key for identity, advert in r.adverts.items()}
     try:
-        total, opening = _unmask(state, rebuilder)
+        seeds = {name: rebuilder.seed(r.shares[name].read(), r.shown.get(name, ())) for name in survivors}
+        mask_secrets = {
+            name: rebuilder.mask_secret(r.shares[name].read(), r.shown.get(name, ()), keys[name]) for name in dropped
+        }
     except ProtocolError as error:
         error.blame = tuple(rebuilder.blame)
         raise
+    # Not before: the server may wait for more shares and ask again.
+    use(state, "finish")
+
+    def peers(gone: bytes) -> list[bytes]:
+        return sorted((set(r.holders_of(gone)) | set(r.dealers[gone])) & r.headers.keys())
+
+    binding = masks.Binding(state.session, r.roster, r.context)
+    total = unmask(r.total, state.params, seeds, mask_secrets, peers, keys, binding)
+    opening = None
+    if state.params.name == CENSUS:
+        payloads = tuple(r.payloads[survivor] for survivor in survivors)
+        opening = Opening(state.session, payloads, tuple(seeds.values()), tuple(mask_secrets.values()))
     return Sum(state.session, total, survivors, dropped, r.graph.threshold, r.view, tuple(rebuilder.blame), opening)
 
 
@@ -254,7 +266,7 @@ def _close_adverts(state: ServerState) -> dict[bytes, bytes]:
     r.identities = tuple(sorted(r.adverts))
     r.places = {identity: place for place, identity in enumerate(r.identities)}
     r.graph = Graph(len(r.identities), state.params.degree, state.params.corrupt)
-    if not r.graph.sound:
+    if not r.graph.sound(state.params.min_survivors):
         raise SessionAborted("degree", f"{r.graph.degree} holders are too few in a roster of {len(r.identities)}")
     roster = messages.Roster(state.session, tuple(r.adverts[identity] for identity in r.identities))
     r.roster = messages.roster_hash(roster)
@@ -264,11 +276,14 @@ def _close_adverts(state: ServerState) -> dict[bytes, bytes]:
 def _close_shares(state: ServerState) -> Mapping[bytes, bytes]:
     r = state.records
     _enough("min_survivors", len(r.shares), state.params.min_survivors, "shared")
+    dealers: dict[bytes, list[bytes]] = {}
     for dealer in sorted(r.shares):
-        holders = [r.identities[position] for position in r.shares[dealer].holders]
-        _enough("threshold", sum(holder in r.shares for holder in holders), r.graph.threshold, "holders shared")
+        holders = r.holders_of(dealer)
+        shared = sum(holder in r.shares for holder in holders)
+        _enough("threshold", shared, r.graph.threshold, f"holders of {dealer.hex()[:12]} shared")
         for holder in holders:
-            r.dealers.setdefault(holder, []).append(dealer)
+            dealers.setdefault(holder, []).append(dealer)
+    r.dealers = dealers  # not before: a phase that could not be closed may be closed again
     sharers = tuple(
         messages.Sharer(dealer, digest(SHARE_MESSAGE, r.shares[dealer].message)) for dealer in sorted(r.shares)
     )
@@ -281,7 +296,7 @@ def _close_uploads(state: ServerState) -> dict[bytes, bytes]:
     _enough("min_survivors", len(r.headers), state.params.min_survivors, "uploaded")
     if r.graph.sparse:
         for survivor in r.headers:
-            kept = sum(r.identities[position] in r.headers for position in r.shares[survivor].holders)
+            kept = sum(holder in r.headers for holder in r.holders_of(survivor))
             _enough("threshold", kept, r.graph.threshold, f"holders of {survivor.hex()[:12]} uploaded")
     survivors = tuple(r.headers[identity] for identity in sorted(r.headers))
     view = messages.View(state.session, r.roster, r.sharers, r.context, survivors)
@@ -316,27 +331,3 @@ _CLOSERS = {
     Phase.UPLOADS: _close_uploads,
     Phase.ATTESTATIONS: _close_attestations,
 }
-
-
-# Recovery.
-
-
-def _unmask(state: ServerState, rebuilder: Rebuilder) -> tuple[U64, Opening | None]:
-    r, params = state.records, state.params
-    ring, binding = Ring(params.modulus), masks.Binding(state.session, r.roster, r.context)
-    survivors, dropped = r.lists()
-    keys = {identity: advert.mask_key for identity, advert in r.adverts.items()}
-    seeds, mask_secrets = [], []
-    for survivor in survivors:
-        seeds.append(rebuilder.seed(r.shares[survivor].read(), r.shown[survivor]))
-        remove_self_mask(ring, r.total, seeds[-1], survivor, binding)
-    for gone in dropped:
-        mask_secrets.append(rebuilder.mask_secret(r.shares[gone].read(), r.shown[gone], keys[gone]))
-        holders = {r.identities[position] for position in r.shares[gone].holders}
-        peers = sorted((holders | set(r.dealers[gone])) & r.headers.keys())
-        remove_pair_masks(ring, r.total, mask_secrets[-1], gone, peers, keys, binding)
-    total = r.total if params.modulus else reduce_to_width(r.total, params.segments)
-    if params.name != CENSUS:
-        return total, None
-    payloads = tuple(r.payloads[survivor] for survivor in survivors)
-    return total, Opening(state.session, payloads, tuple(seeds), tuple(mask_secrets))

@@ -248,6 +248,7 @@ class RoundClient:
     def _vector(self, session: JoinedSession, context: Context) -> NDArray[np.uint64]:
         """This client's contribution to a session, in the clear: uint64, as long as the session's segments."""
         params, task = session.params, session.params.task
+        self._check_payload(params, context)
         if params.name == CENSUS:
             return presence_vector(params, self._data.labels)
         prompts = self._prompts(params, context)
@@ -258,6 +259,14 @@ class RoundClient:
         summed = prompts if params.name == PROMPTS_SESSION or task.prompt_mode == "local" else None
         points = None if summed is None else prompt_grid(task).quantise(summed)
         return to_vector(params, statistics, points)
+
+    def _check_payload(self, params: SessionParams, context: Context) -> None:
+        """Refuse a context that carries something for which this session has no use."""
+        before = self._views.get(params.parent)
+        is_opening = before is not None and before.witness is not None  # which the session has checked
+        is_mean = params.name == STATISTICS_SESSION and params.task.prompt_mode == "two-phase"
+        if context.payload and not is_opening and not is_mean:
+            raise ServerFault("the context carries something that this session has no use for")
 
     def _prompts(self, params: SessionParams, context: Context) -> NDArray[np.float32] | None:
         """The prompts under which this session's features are taken (or which it sums)."""
@@ -272,10 +281,6 @@ class RoundClient:
                 raise ServerFault(str(error)) from None
             check_radius(mean, self._initial(task), self._me.policy.prompt_radius)
             return mean
-        before = self._views.get(params.parent)
-        # After a census the payload is its opening, which the session has checked.
-        if context.payload and (before is None or before.witness is None):
-            raise ServerFault("the context carries something that this session has no use for")
         if task.prompt_mode == "none":
             return None
         if task.prompt_mode == "public":

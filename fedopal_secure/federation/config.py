@@ -113,11 +113,11 @@ class SimulationConfig(_Section):
         return least_cohort(self.corrupt_clients) if self.min_survivors is None else self.min_survivors
 
     @property
-    def holders(self) -> int:
+    def graph_degree(self) -> int:
         """The degree of the graph; the default bears a tenth of the clients leaving."""
         if self.degree is not None:
             return self.degree
-        return least_degree(self.clients, self.corrupt_clients, self.clients // 10)
+        return least_degree(self.clients, self.corrupt_clients, self.clients // 10, self.cohort)
 
 
 class PolicyConfig(_Section):
@@ -134,7 +134,7 @@ class PolicyConfig(_Section):
     backbone_hash: Annotated[Hex32 | None, Field(description="SHA-256, as `model.safetensors` records it")] = None
     preprocessing: str | None = None
     classes: tuple[str, ...] | None = None
-    corrupt: Annotated[int, Field(ge=0, description="corrupt clients assumed at most, c")] = 0
+    corrupt: Annotated[int, Field(ge=0, description="corrupt clients assumed at most, c")]
     min_survivors: Annotated[int, Field(ge=3, description="least cohort")] = 3
     min_threshold: Annotated[int, Field(ge=2, description="least threshold of the secret sharing")] = 2
     max_images: Annotated[Count | None, Field(description="the cap on images in all that was agreed")] = None

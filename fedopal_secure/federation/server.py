@@ -16,6 +16,7 @@ from fedopal_secure.core.codec import encode
 from fedopal_secure.core.errors import (
     Blame,
     ClientFault,
+    InputError,
     MisuseError,
     OverflowBudgetError,
     ProtocolError,
@@ -95,7 +96,12 @@ class RoundServer:
         transcript: Transcript,
         timings: Timings,
     ) -> None:
-        """`invited` are the identities to propose to; `entropy` gives the session nonces."""
+        """`invited` are the identities to propose to; `entropy` gives the session nonces.
+
+        Raises InputError if more are invited than the roster takes.
+        """
+        if len(invited) > proposal.clients:
+            raise InputError(f"{len(invited)} clients are invited to a roster of {proposal.clients}: raise `clients`")
         self._proposal, self._head = proposal, head
         self._transcript, self._timings = transcript, timings
         self.sessions = session_names(proposal.task.prompt_mode, proposal.task.min_contributors)
@@ -138,8 +144,10 @@ class RoundServer:
         return requests
 
     def receive(self, session: str, phase: str, client: bytes, answer: bytes) -> None:
-        """Take a client's answer; one that is at fault is noted and has no effect."""
+        """Take a client's answer; one that is at fault is noted and has no effect, one that is late has none."""
         server, record = self._sums[session], self.records[session]
+        if phase != next(reversed(record.requested)):
+            return
         try:
             with self._timings.stage("aggregate"):
                 server.receive(client, answer)

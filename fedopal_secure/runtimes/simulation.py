@@ -109,7 +109,7 @@ class Simulation:
         computed = {
             "corrupt": config.corrupt_clients,
             "min_survivors": config.cohort,
-            "degree": config.holders,
+            "degree": config.graph_degree,
             "max_images": self.task.max_images,
             "image_size": self.backbone.image_size,
         }
@@ -217,7 +217,7 @@ class Simulation:
                 self.protocol,
                 config.clients,
                 config.corrupt_clients,
-                config.holders,
+                config.graph_degree,
                 config.cohort,
                 self.task,
                 self.public_prompts,

@@ -14,12 +14,18 @@ from collections.abc import Callable, Sequence
 from unittest import mock
 
 import msgspec
+import numpy as np
 import pytest
 
+from fedopal_secure.core.codec import encode
 from fedopal_secure.core.graph import Graph
+from fedopal_secure.core.masks import Binding
 from fedopal_secure.core.messages import View
 from fedopal_secure.core.params import SessionParams
 from fedopal_secure.core.policy import Policy
+from fedopal_secure.core.recovery import remove_self_mask
+from fedopal_secure.core.ring import Ring, from_wire, reduce_to_width
+from fedopal_secure.core.shamir import Recovery
 from tests.attacks.catalogue import Attack, Outcome, nothing, suite
 from tests.attacks.cheating import CheatingServer, prepared
 from tests.attacks.test_02_split_views import attested_by
@@ -93,6 +99,55 @@ def thin_graph() -> Outcome:
     return server.outcome(victim)
 
 
+def pair_cut_out() -> Outcome:
+    """Six honest clients that ask for a cohort of six, one holder each, and two that happened to draw each other.
+
+    The server keeps the others' messages from these two, so that they mask with each other only; all six survive.
+    Set-ups cost nothing, since nobody has given any data: it begins again until two have drawn each other.
+    """
+    for attempt in range(40):
+        server = prepared(make(6, 0, start=attempt, degree=1, min_survivors=6), "share")
+        if not server.shares:
+            return server.refusal(server.ids[0])
+        drew = {
+            client: server.ids[next(place for place in shares.message.holders if server.ids[place] != client)]
+            for client, shares in server.shares.items()
+        }
+        pair = next(((client, other) for client, other in drew.items() if drew[other] == client), None)
+        if pair is not None:
+            return sum_of_pair(server, pair)
+    raise RuntimeError("nobody drew each other in 40 set-ups")
+
+
+def sum_of_pair(server: CheatingServer, pair: tuple[bytes, bytes]) -> Outcome:
+    for client in server.ids:
+        relay = server.relay(client)
+        if client in pair:
+            dealers = tuple(dealt for dealt in relay.dealers if dealt.message.sender in pair)
+            relay = msgspec.structs.replace(relay, dealers=dealers)
+        server.ask(client, "hold", encode(relay))
+    server.upload()
+    server.attest()
+    server.reveal()
+    params = server.federation.params
+    ring, total = Ring(params.modulus), np.zeros(params.length, dtype=np.uint64)
+    for client in pair:
+        upload = server.uploads[client]
+        header = upload.header
+        ring.add_into(total, from_wire(upload.payload, params.segments))
+        # Those two were told of no other dealer, so their reveals have shares of these two seeds only.
+        shares = {
+            server.ids.index(holder) + 1: reveal.seed_shares[sorted(pair).index(client)]
+            for holder, _, reveal in server.reveals
+            if holder in pair
+        }
+        seed = Recovery(tuple(shares), len(shares)).combine(list(shares.values())) or b""
+        remove_self_mask(ring, total, seed, client, Binding(header.session, header.roster, header.context))
+    plain = np.add(*(server.members[client].vector for client in pair))
+    won = np.array_equal(reduce_to_width(total, params.segments), reduce_to_width(plain, params.segments))
+    return Outcome(won, "the sum of two clients where a cohort of six was agreed, every entry")
+
+
 def any_graph(policy: Policy, params: SessionParams, roster: int) -> Graph:
     """`policy.roster_graph` without its questions."""
     return Graph(roster, params.degree, params.corrupt)
@@ -131,7 +186,16 @@ test_defended, test_control = suite(
         GOAL,
         thin_graph,
         "core.client.roster_graph",
-        "2 holders are too few in a roster of 20",
+        "2 holders are too few for a cohort of 7 in a roster of 20",
+        any_graph,
+    ),
+    Attack(
+        3,
+        "a small roster on a sparse graph, of which two that drew each other are cut out",
+        "a sum over fewer than the cohort",
+        pair_cut_out,
+        "core.client.roster_graph",
+        "1 holders are too few for a cohort of 6 in a roster of 6",
         any_graph,
     ),
 )

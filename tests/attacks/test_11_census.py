@@ -19,7 +19,7 @@ import pytest
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from fedopal_secure.core import census, checks
+from fedopal_secure.core import checks
 from fedopal_secure.core.census import Census, Opening
 from fedopal_secure.core.codec import encode
 from fedopal_secure.core.errors import SessionAborted
@@ -178,7 +178,7 @@ test_defended, test_control = suite(
         "an upload altered in the opening",
         GOAL,
         Counted(lie=payload_raised),
-        "core.census.payloads_are_signed",
+        "core.checks.opening_payloads_are_signed",
         "another upload",
     ),
     Attack(
@@ -186,7 +186,7 @@ test_defended, test_control = suite(
         "a seed made up in the opening",
         GOAL,
         Counted(lie=seed_swapped),
-        "core.census.seeds_are_the_dealers",
+        "core.checks.opening_seeds_are_the_dealers",
         "did not commit to",
     ),
     Attack(
@@ -194,7 +194,7 @@ test_defended, test_control = suite(
         "a masking key made up in the opening",
         GOAL,
         Counted(lie=mask_secret_swapped, away=(5,), late=(5,)),
-        "core.census.mask_secrets_are_the_dealers",
+        "core.checks.opening_mask_secrets_are_the_dealers",
         "not advertised",
     ),
     Attack(
@@ -245,9 +245,9 @@ def test_the_opening_of_another_census_meets_three_defences(monkeypatch: pytest.
     replayed, renamed = Counted(lie=lambda _: theirs), Counted(lie=lambda own: replace(theirs, session=own.session))
     assert "is not of the view" in replayed().told
     assert "another upload" in renamed().told
-    monkeypatch.setattr(census, "opening_fits", lambda *_: None)
+    monkeypatch.setattr(checks, "opening_fits", lambda *_: None)
     assert "another upload" in replayed().told
-    monkeypatch.setattr(census, "payloads_are_signed", lambda *_: None)
+    monkeypatch.setattr(checks, "opening_payloads_are_signed", lambda *_: None)
     assert "did not commit to" in replayed().told
 
 

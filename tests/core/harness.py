@@ -335,7 +335,8 @@ def run(
                     ask("hold", replies, lambda member, data: member.hold(data))
                     wanted = context or Context(result.state.session, federation.params.parent, b"", (), b"")
                     result.state, opened = server.open_uploads(result.state, wanted)
-                    on_time = [identity for identity in replies if identity not in late]
+                    lawful = result.state.records.parent_survivors if wanted.parent else federation.ids
+                    on_time = [identity for identity in replies if identity in lawful and identity not in late]
                     ask(step, dict.fromkeys(on_time, opened), lambda member, data: member.upload(data))
                 case "attest":
                     ask(step, replies, lambda member, data, told=opened: member.attest(data, told))

@@ -32,4 +32,4 @@ def test_the_table_is_what_the_rules_give() -> None:
 def test_the_table_of_sparse_graphs() -> None:
     for n, c, leaving, k, most, t in table("c_max"):
         graph = Graph(n, k, c)
-        assert (least_degree(n, c, leaving), corrupt_holders(n, k, c), graph.threshold) == (k, most, t)
+        assert (least_degree(n, c, leaving, least_cohort(c)), corrupt_holders(n, k, c), graph.threshold) == (k, most, t)

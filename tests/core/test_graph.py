@@ -77,13 +77,13 @@ def test_the_quorum_is_the_least_that_no_two_views_reach(roster):
 
 def test_the_complete_graph():
     complete = Graph(12, 0, 2)
-    assert (complete.sparse, complete.holders, complete.threshold, complete.sound) == (False, 12, 8, True)
+    assert (complete.sparse, complete.holders, complete.threshold, complete.sound(12)) == (False, 12, 8, True)
     assert complete.draw(3, entropy(b"")) == tuple(range(12))
 
 
 def test_a_sparse_graph():
     sparse = Graph(300, 112, 60)
-    assert (sparse.sparse, sparse.holders, sparse.sound) == (True, 113, True)
+    assert (sparse.sparse, sparse.holders, sparse.sound(62)) == (True, 113, True)
     assert sparse.threshold == (113 + corrupt_holders(300, 112, 60)) // 2 + 1
 
 
@@ -137,12 +137,12 @@ def test_more_corrupt_clients_are_never_fewer_corrupt_holders():
 # Partial sums.
 
 
-def exact_partial(roster: int, degree: int, corrupt: int) -> Fraction:
+def exact_partial(roster: int, degree: int, corrupt: int, least: int) -> Fraction:
     """The bound itself: sum over the sizes of a set of honest survivors that could be split off."""
     honest, t = roster - corrupt, threshold(degree + 1, corrupt_holders(roster, degree, corrupt))
     total = Fraction(0)
     for size in range(1, honest):
-        if Fraction(size) >= LEAST_SHARE * honest:
+        if size >= least:
             break
         total += math.comb(honest, size) * at_least(roster - 1, size - 1 + corrupt, degree, t - 1) ** size
     return total
@@ -153,24 +153,27 @@ def test_partial_sum_bits_by_fractions(roster):
     some = 0
     for degree in sorted({1, 2, 4, roster // 2, roster - 1}):
         for corrupt in sorted({0, 1, roster // 5, roster // 2}):
-            exact = exact_partial(roster, degree, corrupt)
-            bits = partial_sum_bits(roster, degree, corrupt)
-            if exact:
-                assert bits == pytest.approx(log2(exact), abs=1e-8)
-                some += 1
-            else:
-                assert bits == -math.inf
+            for least in (2, (roster - corrupt + 2) // 3, roster // 2):
+                exact = exact_partial(roster, degree, corrupt, least)
+                bits = partial_sum_bits(roster, degree, corrupt, least)
+                if exact:
+                    assert bits == pytest.approx(log2(exact), abs=1e-8)
+                    some += 1
+                else:
+                    assert bits == -math.inf
     assert some >= 3
 
 
 @pytest.mark.parametrize(("roster", "degree", "corrupt"), [(257, 60, 20), (300, 30, 60)])
 def test_partial_sum_bits_of_large_rosters(roster, degree, corrupt):
-    exact = log2(exact_partial(roster, degree, corrupt))
-    assert partial_sum_bits(roster, degree, corrupt) == pytest.approx(exact, rel=1e-9)
+    least = math.ceil(LEAST_SHARE * (roster - corrupt))
+    exact = log2(exact_partial(roster, degree, corrupt, least))
+    assert partial_sum_bits(roster, degree, corrupt, least) == pytest.approx(exact, rel=1e-9)
 
 
 @pytest.mark.parametrize(("roster", "degree", "corrupt"), [(7, 1, 0), (6, 2, 2), (7, 3, 3), (8, 1, 1)])
-def test_partial_sum_bits_by_enumeration(roster, degree, corrupt):
+@pytest.mark.parametrize("least", [2, 3])
+def test_partial_sum_bits_by_enumeration(roster, degree, corrupt, least):
     """All graphs of a few clients: how many sets of honest ones could be unmasked apart from the others, on average.
 
     The expected number is the bound, and the chance that there is one at all is no more.
@@ -181,10 +184,7 @@ def test_partial_sum_bits_by_enumeration(roster, degree, corrupt):
         others = [other for other in range(roster) if other != own]
         choices.append(np.array([sum(1 << i for i in drawn) for drawn in itertools.combinations(others, degree)]))
     sets = [
-        members
-        for size in range(1, honest)
-        if Fraction(size) < LEAST_SHARE * honest
-        for members in itertools.combinations(range(honest), size)
+        members for size in range(1, honest) if size < least for members in itertools.combinations(range(honest), size)
     ]
     split = np.zeros([len(draws) for draws in choices], dtype=np.int32)
     for members in sets:
@@ -194,13 +194,14 @@ def test_partial_sum_bits_by_enumeration(roster, degree, corrupt):
             kept = np.bitwise_count(choices[member] & inside) >= t - 1
             apart = apart & kept.reshape([-1 if axis == member else 1 for axis in range(honest)])
         split += apart
-    assert partial_sum_bits(roster, degree, corrupt) == pytest.approx(math.log2(split.mean()), abs=1e-9)
-    assert 0 < (split > 0).mean() <= split.mean()
+    bits = partial_sum_bits(roster, degree, corrupt, least)
+    assert 2.0**bits == pytest.approx(split.mean(), rel=1e-9)
+    assert (split > 0).mean() <= split.mean()
 
 
 def test_twice_the_holders_are_safer():
     for corrupt in (0, 30, 60):
-        found = [partial_sum_bits(300, degree, corrupt) for degree in (10, 20, 40, 80, 160)]
+        found = [partial_sum_bits(300, degree, corrupt, (302 - corrupt) // 3) for degree in (10, 20, 40, 80, 160)]
         assert found == sorted(found, reverse=True)
         assert found[-1] < -1000
 
@@ -208,20 +209,20 @@ def test_twice_the_holders_are_safer():
 def test_more_corrupt_clients_under_the_same_threshold_are_less_safe():
     """Before all holders may be corrupt, more corrupt clients mean a higher threshold, which may well be safer."""
     assert {corrupt_holders(300, 40, corrupt) for corrupt in range(70, 200, 10)} == {40}
-    found = [partial_sum_bits(300, 40, corrupt) for corrupt in range(70, 200, 10)]
+    found = [partial_sum_bits(300, 40, corrupt, (302 - corrupt) // 3) for corrupt in range(70, 200, 10)]
     assert found == sorted(found)
     assert found[0] < -40 < found[-1]
 
 
 def test_a_weak_graph_is_not_sound():
-    assert partial_sum_bits(300, 8, 60) > -40
-    assert not Graph(300, 8, 60).sound
-    assert Graph(300, 112, 60).sound
-    assert not Graph(12, 12, 0).sound  # only eleven others
-    assert Graph(12, 11, 0).sound
+    assert partial_sum_bits(300, 8, 60, 80) > -40
+    assert not Graph(300, 8, 60).sound(62)
+    assert Graph(300, 112, 60).sound(62)
+    assert not Graph(12, 12, 0).sound(3)  # only eleven others
+    assert Graph(12, 11, 0).sound(3)
     # As many corrupt holders as not: no number of shares keeps the two kinds apart.
     assert Graph(12, 6, 6).threshold == 7
-    assert not Graph(12, 6, 7).sound
+    assert not Graph(12, 6, 7).sound(9)
 
 
 # Leaving.
@@ -268,23 +269,26 @@ def test_more_that_leave_are_never_less_risk():
     assert found == sorted(found)
 
 
+@pytest.mark.parametrize("more", [2, 60])
 @pytest.mark.parametrize(("roster", "corrupt", "dropped"), [(257, 51, 25), (300, 0, 0), (300, 10, 60), (400, 80, 40)])
-def test_the_least_degree_is_the_first_that_serves(roster, corrupt, dropped):
-    def serves(degree: int) -> bool:
-        return Graph(roster, degree, corrupt).sound and dropout_bits(roster, degree, corrupt, dropped) <= -20
+def test_the_least_degree_is_the_first_that_serves(roster, corrupt, dropped, more):
+    cohort = corrupt + more
 
-    found = least_degree(roster, corrupt, dropped)
+    def serves(degree: int) -> bool:
+        return Graph(roster, degree, corrupt).sound(cohort) and dropout_bits(roster, degree, corrupt, dropped) <= -20
+
+    found = least_degree(roster, corrupt, dropped, cohort)
     assert serves(found)
     assert not any(serves(degree) for degree in range(1, found))
 
 
 def test_the_least_degree_at_the_edges():
-    assert least_degree(COMPLETE_UP_TO, 51, 25) == 0
-    assert 0 < least_degree(COMPLETE_UP_TO + 1, 51, 25) < COMPLETE_UP_TO
+    assert least_degree(COMPLETE_UP_TO, 51, 25, 53) == 0
+    assert 0 < least_degree(COMPLETE_UP_TO + 1, 51, 25, 53) < COMPLETE_UP_TO
     for corrupt, dropped in ((300, 0), (60, 299), (150, 150)):
         with pytest.raises(InputError, match=f"bears {corrupt} corrupt ones and {dropped} that leave"):
-            least_degree(300, corrupt, dropped)
-    assert least_degree(2000, 400, 200) < MAX_DEGREE
+            least_degree(300, corrupt, dropped, 53)
+    assert least_degree(2000, 400, 200, 53) < MAX_DEGREE
 
 
 # The draw.

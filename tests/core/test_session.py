@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedopal_secure.core import client, messages, server
+from fedopal_secure.core.codec import encode
 from fedopal_secure.core.errors import ClientFault, MisuseError, ServerFault, SessionAborted
 from fedopal_secure.core.messages import KEY_SHARE, SEED_SHARE, Context
 from fedopal_secure.core.params import Segment
 from fedopal_secure.core.states import ParentView
-from tests.core.harness import PHASES, PRIMES, Federation, Run, make, read, run, segments
+from tests.core.harness import PHASES, PRIMES, Federation, Run, fork, make, read, run, segments
 
 MODULI = st.sampled_from((0, 0, *PRIMES))
 
@@ -313,20 +314,41 @@ def test_a_late_client_in_a_chain():
 
 
 def test_who_was_late_in_the_parent_is_no_survivor_of_the_child():
-    """The server ignores its upload and the round goes on; it may still attest and reveal."""
+    """It is not asked for its upload, and the round goes on; it may still attest and reveal."""
     late = make(5, 1).ids[3]
     _, child, views, context = parent_and_context(late=[late])
     assert late in views
     assert late not in context.parent_survivors
     result = run(child, parents=views, context=context)
-    assert isinstance(result.faults[late], ClientFault)
-    assert "parent" in str(result.faults[late])
+    assert not result.faults
+    assert late in result.sent("reveal")
     np.testing.assert_array_equal(result.sum.total, result.plain_sum(set(child.ids) - {late}))
     check(run(child, parents=views, context=context, late=[late]), None, set(child.ids) - {late})
 
 
+def test_who_was_late_in_the_parent_does_not_upload_if_asked(monkeypatch):
+    """Or it would blame the server for the view that leaves it out, and the server it for the upload."""
+    late = make(5, 1).ids[3]
+    _, child, views, context = parent_and_context(late=[late])
+    state = run(child, parents=views, context=context, stop="upload")
+    member = state.members[late]
+    relay = run(child, parents=views, context=context, stop="attest").sent("hold", up=False)[late]
+    member.hold(relay)
+    copy = fork(member.state)
+    with pytest.raises(ServerFault, match="although we are no survivor"):
+        client.check_context(fork(member.state), encode(context), views[late])
+    with pytest.raises(ServerFault, match="although we are no survivor"):
+        client.upload(member.state, member.vector, encode(context), views[late])
+    monkeypatch.setattr("fedopal_secure.core.checks.we_survived_the_parent", lambda *_: None)
+    sent = client.upload(copy, member.vector, encode(context), views[late])[1]
+    opened = run(child, parents=views, context=context, late=child.ids, stop="attest").state
+    with pytest.raises(ClientFault, match="survivor of the parent"):
+        server.receive(opened, late, sent)
+
+
 def test_clients_refuse_a_survivor_who_was_not_the_parents(monkeypatch):
     """A server that takes the upload all the same gets no signature; without the check it gets a sum."""
+    monkeypatch.setattr("fedopal_secure.core.checks.we_survived_the_parent", lambda *_: None)
     late = make(5, 1).ids[3]
     _, child, views, context = parent_and_context(late=[late])
 

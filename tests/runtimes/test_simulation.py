@@ -152,18 +152,18 @@ def test_too_few_survivors_abort_with_the_rule() -> None:
     ("policy", "rule"),
     [
         (PolicyConfig(corrupt=3), "corrupt"),
-        (PolicyConfig(min_survivors=6), "min_survivors"),
-        (PolicyConfig(max_images=128), "max_images"),
-        (PolicyConfig(prompt_modes=("none",)), "prompt_modes"),
-        (PolicyConfig(release="gaussian"), "release"),
-        (PolicyConfig(min_threshold=11), "min_threshold"),
-        (PolicyConfig(classes=("0", "1")), "classes"),
-        (PolicyConfig(backbone="another"), "backbone"),
-        (PolicyConfig(backbone_hash="00" * 32), "backbone_hash"),
-        (PolicyConfig(preprocessing="another"), "preprocessing"),
-        (PolicyConfig(protocols=("bfv/v1",)), "protocols"),
-        (PolicyConfig(prompt_radius=1e-9), "prompt_radius"),
-        (PolicyConfig(min_contributors=1), "min_contributors"),
+        (PolicyConfig(corrupt=0, min_survivors=6), "min_survivors"),
+        (PolicyConfig(corrupt=0, max_images=128), "max_images"),
+        (PolicyConfig(corrupt=0, prompt_modes=("none",)), "prompt_modes"),
+        (PolicyConfig(corrupt=0, release="gaussian"), "release"),
+        (PolicyConfig(corrupt=0, min_threshold=11), "min_threshold"),
+        (PolicyConfig(corrupt=0, classes=("0", "1")), "classes"),
+        (PolicyConfig(corrupt=0, backbone="another"), "backbone"),
+        (PolicyConfig(corrupt=0, backbone_hash="00" * 32), "backbone_hash"),
+        (PolicyConfig(corrupt=0, preprocessing="another"), "preprocessing"),
+        (PolicyConfig(corrupt=0, protocols=("bfv/v1",)), "protocols"),
+        (PolicyConfig(corrupt=0, prompt_radius=1e-9), "prompt_radius"),
+        (PolicyConfig(corrupt=0, min_contributors=1), "min_contributors"),
     ],
 )
 def test_a_clients_policy_refuses_with_the_name_of_its_rule(policy: PolicyConfig, rule: str) -> None:
@@ -174,7 +174,7 @@ def test_a_clients_policy_refuses_with_the_name_of_its_rule(policy: PolicyConfig
 
 def test_a_simulation_does_not_pretend_to_check_identities() -> None:
     with pytest.raises(InputError, match="makes its own"):
-        simulate(config("none", clients=3, train_limit=40), policy=PolicyConfig(servers={"x": "00" * 32}))
+        simulate(config("none", clients=3, train_limit=40), policy=PolicyConfig(corrupt=0, servers={"x": "00" * 32}))
 
 
 def test_wrong_data_is_one_line(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fedopal_secure.core.errors import FedopalError, MisuseError, PolicyRefusal,
 from fedopal_secure.core.graph import Graph, corrupt_holders, partial_sum_bits
 from fedopal_secure.core.identity import SigningKey
 from fedopal_secure.core.messages import Context
-from fedopal_secure.core.params import SessionParams
+from fedopal_secure.core.params import SessionParams, least_cohort
 from fedopal_secure.core.policy import Membership, Policy
 from fedopal_secure.core.states import Revealed
 from protocols.secagg.v1 import generate, primitives, reference, sessions
@@ -54,6 +54,7 @@ WORDS = {
     "relay.threshold": "of our holders shared, below the threshold",
     "context.session": "context is of another session",
     "context.parent": "continues another session than the parameters say",
+    "context.survivor": "we are no survivor of the session that this one continues",
     "context.view": "another view of the parent session",
     "opening.fit": "is not of the view that was attested",
     "opening.payload": "another upload of .* than it signed",
@@ -353,16 +354,17 @@ def test_graphs(row: dict[str, Any]) -> None:
     if row["degree"]:
         assert corrupt_holders(row["roster"], row["degree"], row["corrupt"]) == row["c_max"]
     if "sound" in row:
-        assert graph.sound == row["sound"]
+        assert graph.sound(least_cohort(row["corrupt"])) == row["sound"]
 
 
 @pytest.mark.parametrize("roster", [20, 60, 300])
 @pytest.mark.parametrize("degree", [8, 12, 19])
 @pytest.mark.parametrize("corrupt", [0, 2, 9])
-def test_the_bound_of_the_package_is_the_exact_one(roster: int, degree: int, corrupt: int) -> None:
+@pytest.mark.parametrize("least", [2, 6, 30])
+def test_the_bound_of_the_package_is_the_exact_one(roster: int, degree: int, corrupt: int, least: int) -> None:
     t = Graph(roster, degree, corrupt).threshold
-    exact = primitives.partial_sum_bound(roster, degree, corrupt, t)
-    bits = partial_sum_bits(roster, degree, corrupt)
+    exact = primitives.partial_sum_bound(roster, degree, corrupt, t, least)
+    bits = partial_sum_bits(roster, degree, corrupt, least)
     if exact == 0:
         assert bits == -math.inf
     elif exact < 1:  # a bound above 1 says nothing, and the package cuts each tail at 1

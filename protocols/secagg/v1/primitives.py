@@ -447,10 +447,10 @@ def corrupt_holders(n: int, k: int, c: int) -> int:
 
 
 @functools.cache
-def partial_sum_bound(n: int, k: int, c: int, t: int) -> Fraction:
-    """The chance that a sum over one honest client, or less than a third of them, can be had, at most, §7.3."""
+def partial_sum_bound(n: int, k: int, c: int, t: int, least: int) -> Fraction:
+    """The chance that a sum over fewer than `least` honest clients can be had, at most, §7.3."""
     total = Fraction(0)
-    for s in range(1, max(2, math.ceil(Fraction(n - c, 3)))):
+    for s in range(1, min(least, n - c + 1)):
         inside = s - 1 + c
         ways = sum(math.comb(inside, d) * math.comb(n - 1 - inside, k - d) for d in range(t - 1, min(k, inside) + 1))
         total += math.comb(n - c, s) * Fraction(ways, math.comb(n - 1, k)) ** s
@@ -474,12 +474,13 @@ def threshold_of(p: Any, n: int) -> int:
     return int(p.degree + 1 + corrupt_holders(n, p.degree, p.corrupt)) // 2 + 1
 
 
-def graph_of(p: Any, n: int) -> Graph:
-    """The graph of a roster of n, §7."""
+def graph_of(p: Any, n: int, cohort: int) -> Graph:
+    """The graph of a roster of n, and whether it is sound for a cohort, §7."""
     k, t = p.degree, threshold_of(p, n)
     if not k:
         return Graph(n, 0, n, t, True)
-    sound = k < n and t <= k + 1 and partial_sum_bound(n, k, p.corrupt, t) <= Fraction(1, 2**40)
+    least = max(math.ceil(Fraction(n - p.corrupt, 3)), cohort - p.corrupt)
+    sound = k < n and t <= k + 1 and partial_sum_bound(n, k, p.corrupt, t, least) <= Fraction(1, 2**40)
     return Graph(n, k, k + 1, t, sound)
 
 

@@ -114,14 +114,14 @@ def rules(p: Any) -> Iterator[tuple[str, bool]]:
     yield "classes", len(t.classes) == len(set(t.classes)) >= 2
     yield "feature_dimension", 2 <= t.feature_dimension <= 2**16
     yield "feature_bits", 1 <= t.feature_bits <= 24 and 4 ** (t.feature_bits + 1) > t.feature_dimension
-    yield "feature_bound", 0 < t.feature_bound < float("inf")
+    yield "feature_bound", 2.0**-64 <= t.feature_bound <= 2.0**64
     yield "max_images", 1 <= t.max_images <= 2**40
     yield "min_contributors", t.min_contributors <= p.clients
     yield "min_contributors", not (census and (t.release or sparse)) and (census or p.name != "census")
     yield "parent", not (p.name == "census" and p.parent) and (not census or p.name == "census" or p.parent != b"")
     yield "prompt_mode", t.prompt_mode in ("none", "public", "local", "two-phase")
     yield "prompt_bits", 1 <= t.prompt_bits <= 32
-    yield "prompt_bound", 0 < t.prompt_bound < float("inf")
+    yield "prompt_bound", 2.0**-64 <= t.prompt_bound <= 2.0**64
     if t.prompt_mode == "none":
         yield "prompts", (t.prompt_tokens, t.prompt_dimension, t.prompt_source, t.tuning) == (0, 0, b"", "")
     else:
@@ -233,7 +233,7 @@ class Client:
         require(len(set(keys)) == len(keys), ServerFault, "roster.keys")
         self.cohort = max(3, p.corrupt + 2, p.min_survivors, self.policy.min_survivors)
         require(len(ids) >= self.cohort, PolicyRefusal, "min_survivors")
-        self.graph = graph = graph_of(p, len(ids))
+        self.graph = graph = graph_of(p, len(ids), self.cohort)
         require(graph.sound, PolicyRefusal, "degree")
         require(graph.threshold >= self.policy.min_threshold, PolicyRefusal, "min_threshold")
         self.ids, self.position, self.roster_hash = ids, ids.index(self.identity), digest("roster", roster_bytes)
@@ -340,6 +340,8 @@ class Client:
         whole = len(vector) == sum(s.length for s in p.segments)
         require(whole and all(0 <= v < (modulus or 2**64) for v in vector), MisuseError, "vector")
         self.accept_context(context_bytes, parent)
+        among = not p.parent or self.identity in self.context.parent_survivors
+        require(among, ServerFault, "context.survivor")
         self.binding = self.session + self.roster_hash + self.context_hash
         masked = add_self(vector, self.seed, self.identity, self.binding, 1, modulus)
         for peer in self.peers:
@@ -356,7 +358,7 @@ class Client:
         if context_bytes is not None:
             self.accept_context(context_bytes, parent)
         view = decode(View, view_bytes, ServerFault)
-        shown, ids = (self.session, self.roster_hash, self.sharers_hash, self.context_hash), []
+        shown = (self.session, self.roster_hash, self.sharers_hash, self.context_hash)
         require(view[:4] == shown, ServerFault, "view.binding")
         ids = [h.sender for h in view.survivors]
         require(ascending(ids), ServerFault, "view.order")
@@ -580,7 +582,7 @@ class Server:
         """§10.1."""
         self.enough("min_survivors", len(self.adverts), self.params.min_survivors)
         self.ids = sorted(self.adverts)
-        self.graph: Graph = graph_of(self.params, len(self.ids))
+        self.graph: Graph = graph_of(self.params, len(self.ids), self.params.min_survivors)
         require(self.graph.sound, SessionAborted, "degree")
         roster = encode(Roster(self.session, tuple(self.adverts[i] for i in self.ids)))
         self.roster_hash = digest("roster", roster)
