@@ -130,7 +130,7 @@ def test_an_output_folder_that_cannot_be_written(folder: Path, tmp_path: Path) -
 
 def test_an_abort_says_which_rule_and_who(folder: Path, tmp_path: Path) -> None:
     fails("min_survivors", *simulate(folder, "--drop", "upload:1"), code=3)
-    (tmp_path / "policy.toml").write_text("min_survivors = 3\nmax_images = 128\n")
+    (tmp_path / "policy.toml").write_text("corrupt = 0\nmin_survivors = 3\nmax_images = 128\n")
     fails("'max_images'", *simulate(folder, "--policy", tmp_path / "policy.toml"), code=3)
 
 
@@ -149,7 +149,7 @@ def test_wrong_configurations(folder: Path, tmp_path: Path, text: str, words: st
 
 
 def test_a_wrong_policy(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "policy.toml").write_text("backbone_hash = 'zz'")
+    (tmp_path / "policy.toml").write_text("corrupt = 0\nbackbone_hash = 'zz'")
     fails("'backbone_hash'", *simulate(folder, "--policy", tmp_path / "policy.toml"))
 
 
