@@ -181,8 +181,8 @@ def hold(state: Shared, relay_bytes: bytes) -> Holding:
         sharers = tuple(sharer.identity for sharer in relay.sharers)
         peers = (dealt.keys() | set(state.holders)) & set(sharers) - {setup.key.identity}
         state.seal_secret.erase()
-        for shared in state.shared.values():
-            shared.erase()
+        for secret in state.agreed.values():
+            secret.erase()
         return Holding(
             phase,
             setup,
@@ -201,8 +201,8 @@ def _open(state: Shared, dealt: messages.Relayed, dealer: Advert, private: X2551
     setup, room, message = state.setup, state.room, dealt.message
     own, place = room.roster.adverts[room.position], message.holders.index(room.position)
     bound = setup.session + room.hash
-    if dealer.sender in state.shared:
-        shared = state.shared[dealer.sender].expose()
+    if dealer.sender in state.agreed:
+        shared = state.agreed[dealer.sender].expose()
     else:
         shared = masks.agree(private, dealer.seal_key, dealer.sender)
     sealing = masks.seal_key(shared, dealer.sender, own.sender, (dealer.seal_key, own.seal_key), bound)

@@ -1,7 +1,12 @@
 """The messages of secagg/v1: frozen structures, their signatures and their hashes.
 
 Client to server: Advert, Shares, Upload, Attestation, Reveal. Server to client: Proposal, Roster, Relay, Context, View,
-RevealRequest. A signature covers a label and the message's canonical bytes with 64 zero bytes as its signature.
+RevealRequest.
+
+A *dealer* shares its secrets with its *holders*. A *sharer* is a dealer whom the server heard in time, a *survivor* a
+sharer whose upload it heard in time, and the other sharers are *dropped*. Two *peers* mask with each other.
+
+A signature covers a label and the message's canonical bytes with 64 zero bytes as its signature.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Advertised(ClientState):
 
 @dataclass(repr=False, eq=False)
 class Shared(ClientState):
-    """The roster is accepted and shares are dealt; `shared` are the agreed sealing secrets, by holder."""
+    """The roster is accepted and shares are dealt; `agreed` are the sealing secrets, by holder."""
 
     mask_secret: Secret
     seal_secret: Secret
@@ -92,12 +92,12 @@ class Shared(ClientState):
     own: ShareMessage
     own_held: Held
     holders: tuple[bytes, ...]
-    shared: dict[bytes, Secret]
+    agreed: dict[bytes, Secret]
 
 
 @dataclass(repr=False, eq=False)
 class Holding(ClientState):
-    """The sharers are known and their shares held; after the upload, `header` is set.
+    """The sharers are known, and the shares of those who dealt to this client held; after the upload, `header` is set.
 
     `peers` are those that this client masks with. `dealt` are the messages of those who dealt to it, and `held` their
     shares, None where a dealer's ciphertext did not open or match (a dispute).

@@ -279,8 +279,8 @@ def test_own_secrets_are_erased_once_they_have_served():
     result = honest("attest")
     states = {state.phase: state for state in result.members[VICTIM].states}
     assert not states[Phase.SHARED].seal_secret._data
-    assert len(states[Phase.SHARED].shared) == N - 1
-    assert not any(agreed._data for agreed in states[Phase.SHARED].shared.values())
+    assert len(states[Phase.SHARED].agreed) == N - 1
+    assert not any(agreed._data for agreed in states[Phase.SHARED].agreed.values())
     assert states[Phase.READY].seed._data
     result = honest("reveal")
     states = {state.phase: state for state in result.members[VICTIM].states}
