@@ -24,13 +24,14 @@ from fedopal_secure.core.messages import Context, context_hash
 from fedopal_secure.core.params import Segment, SessionParams, Task
 from fedopal_secure.core.ring import from_wire, to_wire
 from fedopal_secure.encoding.grid import FeatureGrid, PromptGrid, _round_into_ball
-from fedopal_secure.encoding.layout import prompt_segment, statistics_segments, wire_bytes
+from fedopal_secure.encoding.layout import presence_segment, prompt_segment, statistics_segments, wire_bytes
 from fedopal_secure.encoding.vector import pack, unpack
 from fedopal_secure.federation.secure_sum import PLAIN, PlainServer, PlainUpload
 from fedopal_secure.federation.vectors import (
     PromptTotal,
     feature_grid,
     from_vector,
+    presence_vector,
     prompt_grid,
     session_segments,
     to_vector,
@@ -219,6 +220,14 @@ def run_accumulate(case: dict[str, Any]) -> dict[str, Any]:
     q = np.array(case["q"], np.int32).reshape(-1, p.dimension)
     s = accumulate(q, np.array(case["labels"], np.int64), p.classes, p.bits)
     return {"r": s.r.tolist(), "c": s.c.tolist(), "counts": s.counts.tolist()}
+
+
+def run_census(case: dict[str, Any]) -> dict[str, Any]:
+    segment = presence_segment(case["classes"], case["clients"])
+    task = msgspec.structs.replace(TASK, classes=tuple(f"class {number}" for number in range(case["classes"])))
+    params = msgspec.structs.replace(make(3, 0, parts=(segment,)).params, task=task)
+    vector = presence_vector(params, np.array(case["labels"], np.int64))
+    return {"segments": [msgspec.structs.asdict(segment)], "presence": [int(entry) for entry in vector]}
 
 
 def run_encode(case: dict[str, Any]) -> dict[str, Any]:

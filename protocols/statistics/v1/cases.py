@@ -249,6 +249,8 @@ def good_cases() -> dict[str, tuple[str, str, Case]]:
         clients=three,
         parameters=agreed(dimension=5, classes=4, max_images=8, bound=3.0, normalise=False),
     )
+    good("census", "census", "two of three classes, one of them twice", labels=[2, 0, 2], classes=3, clients=255)
+    good("census_wide", "census", "256 clients need a second byte", labels=[1], classes=2, clients=256)
     tuned = [[[v / 4 for v in row] for row in draw(f"tokens {i}", 2, 3)] for i in range(3)]
     whole = [client(draw(f"both {i}", 2, 3), [i, 0], tuned[i]) for i in range(3)]
     both = {"prompts": True, "dimension": 3, "classes": 3, "tokens": 2, "prompt_dimension": 3}

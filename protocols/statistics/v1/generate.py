@@ -74,6 +74,12 @@ def do_accumulate(given: Case) -> Case:
     return {"r": r, "c": c, "counts": counts}
 
 
+def do_census(given: Case) -> Case:
+    """Labels to presence bits."""
+    segment, present = ref.census(given["labels"], given["classes"], given["clients"])
+    return {"segments": [segment._asdict()], "presence": present}
+
+
 def do_encode(given: Case) -> Case:
     """Arrays to a payload."""
     return {"payload": ref.encode([ref.Segment(**s) for s in given["segments"]], given["arrays"]).hex()}

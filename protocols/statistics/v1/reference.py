@@ -173,6 +173,12 @@ def segments_of(p: Parameters) -> list[Segment]:
     return [Segment(name, length, width_of(bound, signed), signed) for name, length, bound, signed in rows]
 
 
+def census(labels: Sequence[int], classes: int, clients: int) -> tuple[Segment, Row]:
+    """§6.5: the segment of a census and one client's entries."""
+    present = [int(c in labels) for c in range(classes)]
+    return Segment("presence", classes, width_of(clients, False), False), present
+
+
 def flatten(r: Matrix, c: Matrix, counts: Row) -> dict[str, Row]:
     """§6.1: the entries of each segment, in order."""
     diagonal, upper = [row[i] for i, row in enumerate(r)], [v for i, row in enumerate(r) for v in row[i + 1 :]]
