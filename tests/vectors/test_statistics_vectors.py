@@ -320,7 +320,7 @@ def sessions(draw: st.DrawFn) -> dict[str, Any]:
         "prompts": prompts,
         "dimension": draw(st.one_of(st.integers(2, 12), st.sampled_from([16, 130]))),
         "classes": draw(st.integers(2, 4)),
-        "bound": draw(st.sampled_from([1.0, 0.5, 4.0])),
+        "bound": draw(st.sampled_from([1.0, 0.5, 4.0, 1.02, 3.0])),
         "bits": draw(st.integers(4, 24)),
         "normalise": draw(st.booleans()),
         "max_images": draw(st.integers(9, 100)),

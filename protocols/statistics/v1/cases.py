@@ -227,6 +227,15 @@ def good_cases() -> dict[str, tuple[str, str, Case]]:
         c=[[5, -7], [0, 2**30]],
         counts=[3, 0],
     )
+    good(
+        "moments_square_of_the_scale",
+        "moments",
+        "s is multiplied by itself; a library's power of two may round otherwise",
+        parameters=agreed(bits=10, bound=1.02, max_images=1000),
+        r=[[1000003 * i for i in (1, 7)], [1000003 * i for i in (7, 11)]],
+        c=[[1, 2], [3, 4]],
+        counts=[3, 4],
+    )
 
     toy = agreed(dimension=4, bits=4, max_images=10)
     held = [client([[3.0, 4.0, 0.0, 0.0], [0.0, 0.0, -2.0, 0.0]], [0, 1]), client([[1.0, 1.0, 1.0, 1.0]], [0])]
