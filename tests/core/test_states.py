@@ -227,6 +227,19 @@ def test_a_vector_that_does_not_fit_does_not_end_the_session():
         client.upload(prime.state, np.full(7, 251, dtype=np.uint64), b"", None)
 
 
+def test_a_context_is_checked_only_where_an_upload_is_due():
+    states = client_states()
+    context = full().sent("upload", up=False)[VICTIM]
+    client.check_context(states[Phase.READY], context, None)
+    client.check_context(states[Phase.READY], context, None)  # it does not use the state up
+    for phase in (Phase.SHARED, Phase.UPLOADED, Phase.ATTESTED, Phase.REVEALED):
+        with pytest.raises(MisuseError, match="'upload' cannot follow"):
+            client.check_context(states[phase], context, None)
+    states[Phase.READY].used = True
+    with pytest.raises(MisuseError, match="has been used"):
+        client.check_context(states[Phase.READY], context, None)
+
+
 def test_upload_leaves_the_callers_vector_alone():
     result = honest("attest")
     vector = result.members[VICTIM].vector
