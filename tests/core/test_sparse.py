@@ -522,3 +522,15 @@ def test_a_phase_that_could_not_be_closed_may_be_closed_again():
     for relay in (relays or {}).values():
         dealers = [dealt.message.sender for dealt in read(Relay, relay).dealers]
         assert dealers == sorted(set(dealers))
+
+
+def test_only_sharers_have_a_relay():
+    """Although a holder that never shared was dealt to."""
+    gone = IDS[3]
+    state = run(sparse(), drops={"share": [gone]}, stop="upload").state
+    relays = server._close_shares(state)
+    assert gone in state.records.dealers
+    assert gone not in relays
+    assert set(relays) == set(IDS) - {gone}
+    with pytest.raises(KeyError):
+        relays[gone]
