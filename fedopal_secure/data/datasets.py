@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedopal_secure.core.errors import InputError
+from fedopal_secure.data.groups import majority, numbered
 from fedopal_secure.data.sources import Record, open_source
 
 Transform = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
@@ -26,13 +27,16 @@ class ImageSet:
 
     `images` is one uint8 array (n, h, w) or (n, h, w, 3) where all have the same shape, else a tuple of n arrays;
     `images[i]` is the i-th in both. `labels` is int64 (n,), indices into `classes`. `names` tells where each image
-    came from, for tables and error messages.
+    came from, for tables and error messages. `groups` is int64 (n,), 0, 1, ... for the distinct groups (patients) of
+    these images, or None where the source names none. A subset keeps its numbers, and so may leave some out; those of
+    two loaded sets have nothing to do with each other.
     """
 
     images: NDArray[np.uint8] | tuple[NDArray[np.uint8], ...]
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
     names: tuple[str, ...]
+    groups: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -46,6 +50,7 @@ class ImageSet:
             labels=self.labels[chosen],
             classes=self.classes,
             names=tuple(self.names[i] for i in chosen),
+            groups=None if self.groups is None else self.groups[chosen],
         )
 
 
@@ -79,19 +84,28 @@ def load_dataset(
     - FILE.npz with x_train, y_train, x_test, y_test and classes; FILE.tar laid out like a folder.
     - the bare name of one of those in the folder $FEDOPAL_DATA.
 
+    Training images may belong to groups, such as all those of one patient: an array group_train of n integers or
+    strings in FILE.npz, or a file groups.csv at the root of a folder or FILE.tar. It is UTF-8 with the header
+    `file,group` and a line such as `CLASS/NAME.jpg,7` or `train/CLASS/NAME.jpg,patient-7` for every training image;
+    lines for test and val images are allowed and not used. A folder is then split by whole groups: a group has the
+    class of most of its images, the smallest of equals, and one group in five of each class (rounded up; none of a
+    class of one) is drawn for testing. If that leaves a class without a training image, the first group in the order
+    of the source that has one stays for training after all.
+
     The training images are shuffled; the test images keep the order of the source.
 
     Args:
         spec: see above.
         seed: non-negative; fixes the shuffle, the split and the limit.
         skip_unreadable: leave unreadable images out and name them in `Dataset.skipped`.
-        limit: keep this many training images, at least one of each class and otherwise in proportion.
+        limit: keep this many training images, at least one of each class and otherwise in proportion. It may keep a
+            part of a group, and what it keeps of one depends on the others: the limited set is the data to protect.
         transform: applied to each image as it is decoded. A folder of photographs then needs memory only for what
             the backbone sees of them.
 
     Raises:
         InputError: in one line that says what is wrong: nothing there, no images, an unreadable image, a class among
-            the test images that has no training image.
+            the test images that has no training image, a training image without a group where there are groups.
     """
     if seed < 0:
         raise InputError(f"the seed is {seed}: give 0 or more")
@@ -100,7 +114,8 @@ def load_dataset(
     if test is None:
         train, test = _split(train, seed)
         if not test:
-            raise InputError(f"{spec} has one image of each class, which leaves none to test with: add images")
+            kind = "image" if train[0].group is None else "group"
+            raise InputError(f"{spec} has one {kind} of each class, which leaves none to test with: add {kind}s")
     if not train or not test:
         raise InputError(f"{spec} has no {'test' if train else 'training'} images")
     _check_classes([record.label for record in train], [record.label for record in test], source.classes)
@@ -152,9 +167,17 @@ def _check_classes(train: ArrayLike, test: ArrayLike, classes: tuple[str, ...]) 
         raise InputError(f"class '{classes[untaught[0]]}' has test images but no training image: add some or remove it")
 
 
-def _ranks(records: Sequence[Record], stream: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Per record: its place in a random order of its class, from 0, and the size of the class."""
-    labels = np.array([record.label for record in records], dtype=np.int64)
+def _labels(records: Sequence[Record]) -> NDArray[np.int64]:
+    return np.array([record.label for record in records], dtype=np.int64)
+
+
+def _groups(records: Sequence[Record]) -> NDArray[np.int64] | None:
+    names = [record.group for record in records if record.group is not None]
+    return numbered(names) if len(names) == len(records) else None
+
+
+def _ranks(labels: NDArray[np.int64], stream: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Per label: its place in a random order of its class, from 0, and the size of the class."""
     rng = np.random.default_rng(stream)
     ranks, sizes = np.empty_like(labels), np.empty_like(labels)
     for label in np.unique(labels):
@@ -165,15 +188,22 @@ def _ranks(records: Sequence[Record], stream: tuple[int, int]) -> tuple[NDArray[
 
 
 def _split(records: Sequence[Record], seed: int) -> tuple[list[Record], list[Record]]:
-    ranks, sizes = _ranks(records, (seed, _SPLIT))
-    # The last fifth of each class, rounded up; the first image of a class always stays for training.
-    for_test = (ranks > 0) & (_TEST_SHARE * (ranks + 1) > (_TEST_SHARE - 1) * sizes)
-    train = [record for record, tested in zip(records, for_test, strict=True) if not tested]
-    return train, [record for record, tested in zip(records, for_test, strict=True) if tested]
+    labels, groups = _labels(records), _groups(records)
+    # What is drawn is a group, or an image for itself.
+    unit = np.arange(len(records)) if groups is None else groups
+    ranks, sizes = _ranks(majority(labels, unit), (seed, _SPLIT))
+    # The last fifth of each class, rounded up; the first of a class always stays for training.
+    drawn = (ranks > 0) & (_TEST_SHARE * (ranks + 1) > (_TEST_SHARE - 1) * sizes)
+    for label in np.unique(labels):
+        holders = unit[labels == label]
+        if drawn[holders].all():  # possible for a class that is a minority in every group that has it
+            drawn[holders[0]] = False
+    train = [record for record, tested in zip(records, drawn[unit], strict=True) if not tested]
+    return train, [record for record, tested in zip(records, drawn[unit], strict=True) if tested]
 
 
 def _limited(records: Sequence[Record], limit: int, seed: int) -> list[Record]:
-    ranks, sizes = _ranks(records, (seed, _LIMIT))
+    ranks, sizes = _ranks(_labels(records), (seed, _LIMIT))
     classes = int(np.count_nonzero(ranks == 0))
     if limit < classes:
         raise InputError(f"a limit of {limit} training images is less than one for each of the {classes} classes")
@@ -204,9 +234,10 @@ def _load(
     return (
         ImageSet(
             images=np.stack(images) if same else tuple(images),
-            labels=np.array([record.label for record in kept], dtype=np.int64),
+            labels=_labels(kept),
             classes=classes,
             names=tuple(record.name for record in kept),
+            groups=_groups(kept),
         ),
         tuple(skipped),
     )

@@ -11,7 +11,7 @@ import os
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedopal_secure.core.errors import InputError
+from fedopal_secure.data.groups import LISTING, parse_listing
 from fedopal_secure.data.images import decode_image, is_image_name, read_image
 
 DATA_VARIABLE: Final = "FEDOPAL_DATA"
@@ -32,11 +33,15 @@ Load = Callable[[], NDArray[np.uint8]]
 
 @dataclass(frozen=True)
 class Record:
-    """One labelled image that has not been read: `load()` gives uint8 (h, w) or (h, w, 3), or raises InputError."""
+    """One labelled image that has not been read: `load()` gives uint8 (h, w) or (h, w, 3), or raises InputError.
+
+    `group` is None where the source names no groups. The training records of a source all have one, or none has.
+    """
 
     name: str
     label: int
     load: Load
+    group: str | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ def open_source(spec: str) -> Source:
             path,
             [(file.relative_to(path).as_posix(), functools.partial(read_image, file)) for file in find_images(path)],
             _folders(path),
+            _listing(path / LISTING),
         )
     if path.suffix == ".npz":
         return _npz(path)
@@ -91,6 +97,16 @@ def _locate(spec: str) -> Path:
     raise InputError(
         f"data set '{spec}' is neither here nor in ${DATA_VARIABLE}, which has: {', '.join(have) or 'none'}"
     )
+
+
+def _listing(path: Path) -> bytes | None:
+    # A link that leads nowhere is a list that somebody meant to be used: images without groups would be protected less.
+    if not os.path.lexists(path):
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 @functools.cache
@@ -146,8 +162,14 @@ def _tar(path: Path) -> Source:
     try:
         with tarfile.open(path, "r:") as archive:
             files: list[tuple[str, Load]] = []
+            listing: bytes | None = None
             for member in archive:
                 name = str(PurePosixPath(member.name))
+                if name == LISTING:
+                    table = archive.extractfile(member) if member.isfile() else None
+                    if table is None:
+                        raise InputError(f"{LISTING} in {path} is not a plain file: put the list itself there")
+                    listing = table.read()
                 hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
                 content = (
                     archive.extractfile(member) if member.isfile() and is_image_name(name) and not hidden else None
@@ -160,11 +182,11 @@ def _tar(path: Path) -> Source:
     except (tarfile.TarError, OSError, EOFError) as error:
         raise InputError(f"cannot read archive {path}: {error}") from error
     parents = {str(parent) for name, _ in files for parent in PurePosixPath(name).parents}
-    return _tree(path, files, parents - {"."})
+    return _tree(path, files, parents - {"."}, listing)
 
 
-def _tree(root: Path, files: Sequence[tuple[str, Load]], folders: set[str]) -> Source:
-    """Read the classes, and the split where there is one, from relative paths."""
+def _tree(root: Path, files: Sequence[tuple[str, Load]], folders: set[str], listing: bytes | None) -> Source:
+    """Read the classes, and the split where there is one, from relative paths, and the groups from the listing."""
     if not files:
         raise InputError(f"no images in {root}: {_EXPECTED}")
     top = {PurePosixPath(folder).parts[0] for folder in folders}
@@ -201,10 +223,25 @@ def _tree(root: Path, files: Sequence[tuple[str, Load]], folders: set[str]) -> S
             parted[part].append((name, parts[level], load))
     classes = tuple(sorted({label for rows in parted.values() for _, label, _ in rows}))
     index = {label: i for i, label in enumerate(classes)}
+    groups = {} if listing is None else _groups(root, listing, files, [name for name, _, _ in parted[wanted[0]]])
     records = {
-        part: tuple(Record(name, index[label], load) for name, label, load in rows) for part, rows in parted.items()
+        part: tuple(Record(name, index[label], load, groups.get(name)) for name, label, load in rows)
+        for part, rows in parted.items()
     }
     return Source(records[wanted[0]], records.get("test") if split else None, classes)
+
+
+def _groups(root: Path, listing: bytes, files: Iterable[tuple[str, Load]], training: Sequence[str]) -> dict[str, str]:
+    """The groups of the training images, all of them; lines for other images are passed over."""
+    groups = parse_listing(listing, f"{LISTING} in {root}")
+    strangers = groups.keys() - {name for name, _ in files}
+    for name in groups:
+        if name in strangers:
+            raise InputError(f"{LISTING} in {root} lists {name!r}, which is no image there: correct or remove the line")
+    for name in training:
+        if name not in groups:
+            raise InputError(f"{LISTING} in {root} does not list {name!r}: give every training image its group")
+    return {name: groups[name] for name in training}
 
 
 def _npz(path: Path) -> Source:
@@ -215,6 +252,7 @@ def _npz(path: Path) -> Source:
                 raise InputError(f"{path} lacks the arrays {', '.join(missing)}")
             names = archive["classes"]
             parts = {part: (archive[f"x_{part}"], archive[f"y_{part}"]) for part in ("train", "test")}
+            groups = archive.get("group_train")
     except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise InputError(f"cannot read {path}: {error}") from error
     classes = tuple(str(name) for name in names.reshape(-1))
@@ -229,5 +267,12 @@ def _npz(path: Path) -> Source:
             raise InputError(f"{path}: y_{part} must hold one integer for each of the {len(images)} images")
         if np.any(labels < 0) or np.any(labels >= len(classes)):
             raise InputError(f"{path}: y_{part} has labels outside 0..{len(classes) - 1}, the classes it names")
-    train, test = (tuple(_array_records(images, labels, part)) for part, (images, labels) in parts.items())
-    return Source(train, test, classes)
+    train, test = (_array_records(images, labels, part) for part, (images, labels) in parts.items())
+    if groups is not None:
+        if groups.shape != (len(train),) or groups.dtype.kind not in "iuU":
+            raise InputError(f"{path}: group_train must hold one integer or string for each of the {len(train)} images")
+        names = [str(group).strip() for group in groups]
+        if "" in names:
+            raise InputError(f"{path}: group_train of image {names.index('')} is empty: name its group")
+        train = [replace(record, group=name) for record, name in zip(train, names, strict=True)]
+    return Source(tuple(train), tuple(test), classes)

@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import tarfile
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -244,6 +245,158 @@ def test_limit_keeps_proportions_and_every_class(tmp_path):
 def test_limit_below_the_classes_is_refused(folder):
     assert len(load_dataset(str(folder), seed=0, limit=3).train) == 3
     refused("limit of 2 training images is less than one for each of the 3 classes", folder, limit=2)
+
+
+# ---- groups ----
+
+
+def listing(groups):
+    """`groups`: relative path -> group."""
+    return {"groups.csv": "".join(f"{a},{b}\n" for a, b in [("file", "group"), *groups.items()]).encode()}
+
+
+def patients(counts, images=3):
+    """Files of `counts` patients per class with `images` each, and the patient of each file."""
+    groups = {
+        f"{label}/{patient}-{i}.png": f"{label}-{patient}"
+        for label, count in counts.items()
+        for patient in range(count)
+        for i in range(images)
+    }
+    return {name: picture(i) for i, name in enumerate(groups)}, groups
+
+
+def consistent(images, of_file):
+    """The numbers are 0, 1, ... and tell exactly the same files apart as the list does."""
+    pairs = {(int(number), of_file[name]) for number, name in zip(images.groups, images.names, strict=True)}
+    numbers = sorted(number for number, _ in pairs)
+    return numbers == list(range(len({group for _, group in pairs}))) and images.groups.dtype == np.int64
+
+
+def test_sources_without_groups_have_none(folder, tree):
+    for root in (folder, tree):
+        dataset = load_dataset(str(root), seed=0)
+        assert dataset.train.groups is None and dataset.test.groups is None
+        assert dataset.train.subset([1, 0]).groups is None
+
+
+def test_split_keeps_groups_whole(tmp_path):
+    files, groups = patients({"cat": 10, "dog": 5, "emu": 1})
+    root = write(tmp_path / "x", files | listing(groups))
+    for seed in range(5):
+        dataset = load_dataset(str(root), seed=seed)
+        train, test = ({groups[name] for name in images.names} for images in (dataset.train, dataset.test))
+        assert not train & test and len(train | test) == 16
+        # One group in five of each class, rounded up, and not the only emu.
+        assert Counter(group[:3] for group in test) == {"cat": 2, "dog": 1}
+        assert consistent(dataset.train, groups) and consistent(dataset.test, groups)
+        assert load_dataset(str(root), seed=seed).test.names == dataset.test.names
+    # Without the list, the same folder parts them.
+    (root / "groups.csv").unlink()
+    dataset = load_dataset(str(root), seed=0)
+    assert {groups[name] for name in dataset.train.names} & {groups[name] for name in dataset.test.names}
+
+
+def test_split_by_groups_of_one_image_is_the_split_by_image(folder):
+    plain = load_dataset(str(folder), seed=2)
+    # Named in the order of the files, groups are drawn as images are.
+    write(
+        folder, listing({path.relative_to(folder).as_posix(): f"{i:02d}" for i, path in enumerate(find_images(folder))})
+    )
+    grouped = load_dataset(str(folder), seed=2)
+    assert grouped.train.names == plain.train.names and grouped.test.names == plain.test.names
+
+
+def test_class_that_is_a_minority_of_every_group_stays_for_training(tmp_path):
+    # Ten patients of one dog and two cats each, and one of them has the only two foxes besides.
+    files, groups = patients({"cat": 10}, images=5)
+    for name in list(files):
+        patient = groups[name]
+        if name.endswith("-3.png") or (name.endswith("-4.png") and patient == "cat-7"):
+            label = "dog" if name.endswith("-3.png") else "fox"
+            other = name.replace("cat/", f"{label}/")
+            files[other], groups[other] = files.pop(name), groups.pop(name)
+    root = write(tmp_path / "x", files | listing(groups))
+    for seed in range(20):  # among these the patient with the fox is drawn for testing several times
+        dataset = load_dataset(str(root), seed=seed)
+        assert set(dataset.train.labels.tolist()) == {0, 1, 2}
+        assert not {groups[name] for name in dataset.train.names} & {groups[name] for name in dataset.test.names}
+
+
+def test_one_group_of_each_class_cannot_be_split(tmp_path):
+    files, groups = patients({"a": 1, "b": 1})
+    refused("one group of each class.* add groups", write(tmp_path / "x", files | listing(groups)))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_train_and_test_folders_need_groups_for_training_images_only(tree, tmp_path, packed):
+    files = {str(path.relative_to(tree)): path.read_bytes() for path in sorted(tree.rglob("*.png"))}
+    groups = {name: f"p{i // 2}" for i, name in enumerate(files) if name.startswith("train/")}
+    files |= listing(groups | {"test/cat/0.png": "p0"})
+    root = (
+        tar(tmp_path / "tree.tar", {f"./{name}": raw for name, raw in files.items()}) if packed else write(tree, files)
+    )
+    dataset = load_dataset(str(root), seed=1)
+    assert consistent(dataset.train, groups) and dataset.test.groups is None
+
+
+def test_limit_skip_and_subset_keep_groups_aligned(tmp_path):
+    files, groups = patients({"a": 12, "b": 12})
+    files["a/3-1.png"] = files["b/4-0.png"] = b"junk"
+    root = write(tmp_path / "x", files | listing(groups))
+    whole = load_dataset(str(root), seed=0, skip_unreadable=True)
+    assert len(whole.skipped) == 2
+    small = load_dataset(str(root), seed=0, skip_unreadable=True, limit=20).train
+    assert consistent(whole.train, groups) and consistent(small, groups)
+    part = small.subset([5, 2, 9])
+    assert part.groups.tolist() == small.groups[[5, 2, 9]].tolist()
+
+
+@pytest.mark.parametrize("groups", [np.array([5, 5, 900, 5, -1, 7, 7, 900]), np.array(list("xxyxzwwy"))])
+def test_npz_groups(tmp_path, groups):
+    np.savez(tmp_path / "bugs.npz", **arrays(group_train=groups, group_test=np.zeros(4)))
+    dataset = load_dataset(str(tmp_path / "bugs.npz"), seed=0)
+    assert consistent(dataset.train, {f"train/{i:05d}": group for i, group in enumerate(groups.tolist())})
+    assert dataset.test.groups is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        (np.arange(7), "group_train must hold one integer or string for each of the 8 images"),
+        (np.zeros((8, 1), dtype=int), "group_train must hold one integer or string"),
+        (np.zeros(8), "group_train must hold one integer or string"),
+        (np.array(["a", " ", *"bcdefg"]), "group_train of image 1 is empty"),
+        (np.array([None] * 8), "cannot read"),
+    ],
+)
+def test_bad_npz_groups(tmp_path, groups, says):
+    np.savez(tmp_path / "bugs.npz", **arrays(group_train=groups))
+    refused(says, tmp_path / "bugs.npz")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"cat/0-1.png": None, "dog/0-0.png": None}, "groups.csv in .* does not list 'cat/0-1.png'"),
+        ({"cat/gone.png": "p", "cat/away.png": "p"}, "groups.csv in .* lists 'cat/gone.png', which is no image there"),
+        ({"a\nb": "p"}, "line 2[0-9] must have a file and its group"),
+    ],
+)
+def test_list_must_fit_the_images(tmp_path, packed, changes, says):
+    files, groups = patients({"cat": 4, "dog": 4})
+    files |= listing({name: group for name, group in (groups | changes).items() if group is not None})
+    refused(says, tar(tmp_path / "x.tar", files) if packed else write(tmp_path / "x", files))
+
+
+def test_list_that_cannot_be_read_is_not_taken_for_none(folder, tmp_path):
+    (folder / "groups.csv").symlink_to(tmp_path / "gone.csv")
+    refused("cannot read .*groups.csv", folder)
+    packed = tmp_path / "x.tar"
+    with tarfile.open(packed, "w") as archive:
+        archive.add(folder, arcname=".")
+    refused("groups.csv in .*x.tar is not a plain file", packed)
 
 
 # ---- bad input ----

@@ -78,6 +78,62 @@ def test_as_many_clients_as_images():
     assert [part.size for part in parts] == [1] * 50
 
 
+# ---- groups ----
+
+
+@given(st.data())
+def test_groups_stay_whole_and_nobody_is_empty(data):
+    images = data.draw(st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 20)), min_size=1, max_size=80))
+    labels, groups = np.array(images).T
+    clients = data.draw(st.integers(1, len(set(groups))))
+    alpha = data.draw(st.sampled_from([0.01, 0.5, 10.0, math.inf]))
+    seed = data.draw(st.integers(0, 2**40))
+    parts = dirichlet_partition(labels, clients, alpha, seed, groups)
+    assert len(parts) == clients
+    assert all(part.size >= 1 and part.dtype == np.int64 and np.all(np.diff(part) > 0) for part in parts)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(labels.size))
+    held = [set(groups[part]) for part in parts]
+    assert sum(map(len, held)) == len(set(groups))
+
+
+def test_without_groups_they_are_parted():
+    labels, groups = np.arange(200) % 4, np.arange(200) // 10
+    held = [set(groups[part]) for part in dirichlet_partition(labels, 5, 1.0, 0)]
+    assert sum(map(len, held)) > len(set(groups))
+
+
+@given(cases())
+def test_groups_of_one_image_change_nothing(case):
+    labels, clients, alpha, seed = case
+    plain = dirichlet_partition(labels, clients, alpha, seed)
+    grouped = dirichlet_partition(labels, clients, alpha, seed, np.arange(labels.size))
+    assert all(np.array_equal(a, b) for a, b in zip(plain, grouped, strict=True))
+
+
+def test_group_goes_where_its_majority_class_goes():
+    # Groups of one image of another class and two of their own; ten groups of each class.
+    groups = np.repeat(np.arange(40), 3)
+    of_group = np.arange(40) % 4
+    labels = np.stack([(of_group + 1) % 4, of_group, of_group], axis=1).ravel()
+    parts = dirichlet_partition(labels, 6, 0.3, 5, groups)
+    by_group = dirichlet_partition(of_group, 6, 0.3, 5)
+    assert [sorted(set(groups[part])) for part in parts] == [part.tolist() for part in by_group]
+
+
+@pytest.mark.parametrize(
+    ("groups", "clients", "says"),
+    [
+        ([7, 7, 9], 3, "3 clients but only 2 groups"),
+        ([7, 7], 1, "2 groups for 3 images"),
+        ([0.5, 1.0, 2.0], 1, "groups must be a vector of integers"),
+        (["a", "b", "c"], 1, "groups must be a vector of integers"),
+    ],
+)
+def test_bad_groups(groups, clients, says):
+    with pytest.raises(InputError, match=says):
+        dirichlet_partition([0, 1, 1], clients, 1.0, 0, groups)
+
+
 @pytest.mark.parametrize(
     ("labels", "clients", "alpha", "seed", "says"),
     [
