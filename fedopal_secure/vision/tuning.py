@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fedopal_secure.core.errors import InputError
 from fedopal_secure.vision.backbone import Backbone
@@ -71,19 +71,12 @@ def tune_prompts(
 
     Raises InputError for no images, labels that do not fit, or prompts of another shape.
     """
-    if len(images) == 0:
-        raise InputError("no images to tune prompts on: a client needs at least one image")
-    if labels.shape != (len(images),) or labels.min() < 0 or labels.max() >= classes:
-        raise InputError(f"{len(images)} images need as many labels, each in 0..{classes - 1}")
-    if initial.shape != (config.tokens, backbone.embed_dim):
-        raise InputError(f"prompts of shape {initial.shape}: this needs {(config.tokens, backbone.embed_dim)}")
+    check_tuning_data(backbone, images, labels, classes, initial, config.tokens)
     like = next(backbone.parameters())
     start = torch.from_numpy(initial).to(like)
     target = torch.from_numpy(labels).to(like.device)
     insert = PromptInsert(start)
-    head = nn.Linear(backbone.feature_dim, classes).to(like)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
+    head = zero_head(backbone.feature_dim, classes, like)
     optimiser = torch.optim.Adam([*insert.parameters(), *head.parameters()], lr=config.learning_rate)
     rng = np.random.default_rng(seed)
     for _ in range(config.epochs):
@@ -100,3 +93,29 @@ def tune_prompts(
             if progress is not None:
                 progress(len(chosen))
     return insert.prompts.detach().cpu().numpy()
+
+
+def check_tuning_data(
+    backbone: Backbone,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    classes: int,
+    initial: NDArray[np.float32],
+    tokens: int,
+) -> None:
+    """Raise InputError for no images, labels that do not fit, or prompts that are not (tokens, D)."""
+    if len(images) == 0:
+        raise InputError("no images to tune prompts on: a client needs at least one image")
+    if labels.shape != (len(images),) or labels.min() < 0 or labels.max() >= classes:
+        raise InputError(f"{len(images)} images need as many labels, each in 0..{classes - 1}")
+    if initial.shape != (tokens, backbone.embed_dim):
+        raise InputError(f"prompts of shape {initial.shape}: this needs {(tokens, backbone.embed_dim)}")
+
+
+def zero_head(features: int, classes: int, like: Tensor) -> nn.Linear:
+    """The temporary head: maps features (n, d) to logits (n, classes), of zeros, on the device and dtype of `like`."""
+    # By way of "meta", torch draws no weights from its global generator, only for us to overwrite them.
+    head = nn.Linear(features, classes, device="meta", dtype=like.dtype).to_empty(device=like.device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
