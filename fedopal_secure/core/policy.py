@@ -36,6 +36,8 @@ class Policy:
     `prompt_radius` the largest norm of a mean prompt's distance from P_init, `prompt_modes` the ways of tuning that it
     takes part in, `sessions` how many chains of sessions it grants on the same data, `min_contributors` how many honest
     clients must hold images of each class (0: it asks for no census), counting c clients as lying by one each.
+    `release` is the differentially private release that it agreed to (empty: exact sums), and `epsilon` at `delta` what
+    all such releases from its journal may add up to (0: none).
     """
 
     members: Membership
@@ -47,6 +49,8 @@ class Policy:
     corrupt: int
     max_images: int
     release: str = ""
+    epsilon: float = 0.0
+    delta: float = 0.0
     min_survivors: int = 3
     min_threshold: int = 2
     prompt_radius: float = 5.0

@@ -6,7 +6,7 @@ sent. With q a grid point of norm at most 2**bits: 0 <= q_i^2 <= 2**(2 bits), |q
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from fedopal_secure.core.errors import InputError, OverflowBudgetError
@@ -55,25 +55,50 @@ def width_of(bound: int, signed: bool) -> int:
     return width
 
 
-def statistics_segments(dimension: int, classes: int, bits: int, max_images: int) -> tuple[Segment, ...]:
+def statistics_segments(
+    dimension: int,
+    classes: int,
+    bits: int,
+    max_images: int,
+    noise: Mapping[str, int] | None = None,
+    count_scale: int = 1,
+) -> tuple[Segment, ...]:
     """Segments of R, C and the class counts, in the order of the vector; `bits` are those of the feature grid.
 
     "r_diagonal" (dimension,), unsigned; "r_upper" (dimension * (dimension - 1) / 2,), the strict upper triangle row by
-    row, signed; "c" (dimension * classes,), row by row, signed; "counts" (classes,), unsigned. Raises
-    OverflowBudgetError if the cap on images is too high for this grid, InputError if a number makes no vector.
+    row, signed; "c" (dimension * classes,), row by row, signed; "counts" (classes,), unsigned. With `noise`, by segment
+    the largest magnitude that the noise in the sum takes, all are signed and that much wider, and an image counts as
+    `count_scale`. Raises OverflowBudgetError if the cap on images is too high for this grid, InputError if a number
+    makes no vector.
     """
     if dimension < 2 or classes < 1 or bits < 1 or max_images < 1:
         raise InputError(
             f"dimension {dimension}, {classes} classes, {bits} bits, at most {max_images} images: "
             "it takes at least two dimensions, a class, a bit and an image"
         )
-    diagonal = r_diagonal_bound(bits, max_images)
-    width_of(diagonal, True)  # sums are computed as int64, so the diagonal has 63 bits though it travels unsigned
+    lengths = {
+        R_DIAGONAL: dimension,
+        R_UPPER: dimension * (dimension - 1) // 2,
+        C: dimension * classes,
+        COUNTS: classes,
+    }
+    bounds = {
+        R_DIAGONAL: r_diagonal_bound(bits, max_images),
+        R_UPPER: r_upper_bound(bits, max_images),
+        C: c_bound(bits, max_images),
+        COUNTS: max_images * count_scale,
+    }
+    # Sums are computed as int64, so the diagonal has 63 bits though it travels unsigned.
+    width_of(bounds[R_DIAGONAL], True)
+    if noise is not None:
+        return tuple(
+            Segment(name, length, width_of(bounds[name] + noise[name], True), True) for name, length in lengths.items()
+        )
     return (
-        Segment(R_DIAGONAL, dimension, width_of(diagonal, False), False),
-        Segment(R_UPPER, dimension * (dimension - 1) // 2, width_of(r_upper_bound(bits, max_images), True), True),
-        Segment(C, dimension * classes, width_of(c_bound(bits, max_images), True), True),
-        Segment(COUNTS, classes, _COUNT_WIDTH, False),
+        Segment(R_DIAGONAL, lengths[R_DIAGONAL], width_of(bounds[R_DIAGONAL], False), False),
+        Segment(R_UPPER, lengths[R_UPPER], width_of(bounds[R_UPPER], True), True),
+        Segment(C, lengths[C], width_of(bounds[C], True), True),
+        Segment(COUNTS, lengths[COUNTS], _COUNT_WIDTH, False),
     )
 
 
