@@ -1,10 +1,12 @@
 # The commands of this repository. `make demo` and `make test` make .venv by themselves.
 PYTHON ?= python3
 WORKERS ?= 2
-CHECKED := fedopal_secure/core fedopal_secure/encoding fedopal_secure/statistics fedopal_secure/solver tools/mutants.py
+CHECKED := fedopal_secure/core fedopal_secure/encoding fedopal_secure/statistics fedopal_secure/solver \
+	fedopal_secure/privacy tools/mutants.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint test-torch-free test-exhaustive security-tests mutants vectors coverage bench bench-scale \
+	bench-noise \
 	format constraints clean
 
 help: ## list the targets
@@ -43,6 +45,9 @@ bench: .venv/.stamp ## secure aggregation beside Flower's SecAgg+, in one run: a
 
 bench-scale: .venv/.stamp ## 1,000 and 10,000 clients, the server in a process of its own: an hour
 	.venv/bin/python -m benchmarks.secagg_scale
+
+bench-noise: .venv/.stamp ## the noise beside OpenDP's sampler and beside masking, in one run: a minute
+	.venv/bin/python -m benchmarks.noise
 
 coverage: .venv/.stamp ## tests with line and branch coverage
 	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing:skip-covered

@@ -24,7 +24,9 @@ from fedopal_secure.core.errors import FedopalError, InputError, ProtocolError
 from fedopal_secure.federation.config import PolicyConfig, SimulationConfig, load_toml, parse_config
 
 if TYPE_CHECKING:
-    from fedopal_secure.runtimes.result import Result
+    from fedopal_secure.report.grid import Group, Summary
+    from fedopal_secure.runtimes.result import Privacy, Result
+    from fedopal_secure.sweep import Cell
 
 # Before torch is loaded: threads that wait sleep. Spinning, they take the cores from whatever else runs on the machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -139,7 +141,18 @@ def simulate(
         int | None, typer.Option(help="Take a census first; stop if a class has fewer honest contributors.")
     ] = None,
     alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration; small is skewed, inf is even.")] = None,
-    prompts: Annotated[str | None, typer.Option(help="none, local, two-phase, or public:MODEL.safetensors.")] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(help="none, local, two-phase, public:MODEL.safetensors, or dp-sgd:CLIP (two-phase, private)."),
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Differential privacy of what leaves; inf is none.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Its delta, below one over max_images; default 1e-5.")] = None,
+    privacy: Annotated[
+        str | None, typer.Option(help="Who adds the noise: distributed (default), central or local.")
+    ] = None,
+    public_map: Annotated[
+        str | None, typer.Option(help="Under noise: FILE of `public-map`, 'embedded' (its default), or 'none'.")
+    ] = None,
     protocol: Annotated[str | None, typer.Option(help="pairwise or plain.")] = None,
     drop: Annotated[
         list[str] | None,
@@ -172,10 +185,17 @@ def simulate(
         values = {} if config is None else load_toml(config)
         values |= {name: value for name, value in options.items() if value is not None}
         if prompts is not None:
-            mode, _, file = prompts.partition(":")
-            if file and mode != "public":
-                raise InputError(f"--prompts {prompts}: only 'public' takes a file")
-            values["prompts"] = _section(values, "prompts") | {"mode": mode} | ({"file": file} if file else {})
+            values["prompts"] = _section(values, "prompts") | _prompts(prompts)
+        wished = {"epsilon": epsilon, "delta": delta, "mode": privacy}
+        if any(value is not None for value in wished.values()):
+            given = {name: value for name, value in wished.items() if value is not None}
+            values["privacy"] = _section(values, "privacy") | given
+            if "epsilon" not in values["privacy"]:
+                raise InputError("--privacy and --delta need an --epsilon")
+        if public_map is not None:
+            if "privacy" not in values:
+                raise InputError("--public-map helps under noise only: give an --epsilon too")
+            values["features"] = _section(values, "features") | {"public": public_map}
         if ridge is not None:
             values["head"] = _section(values, "head") | _lambda(ridge)
         settings = parse_config(SimulationConfig, values, "options" if config is None else str(config))
@@ -194,11 +214,33 @@ def simulate(
             _print_result(result, out)
 
 
+def _print_privacy(console: Console, privacy: Privacy) -> None:
+    unit = "one image" if privacy.unit == "image" else f"one group of at most {privacy.unit_images} images"
+    console.print(
+        f"({privacy.epsilon:.4g}, {privacy.delta:g})-differential privacy for {unit}, {privacy.mode} noise, "
+        f"{privacy.accountant} accountant; the noise in this sum is {privacy.realised:.2f} times what the claim needs"
+    )
+    if privacy.mode == "central":
+        console.print("the server saw the sums without noise: the claim is against those who see the model only")
+
+
 def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
     section = values.get(name, {})
     if not isinstance(section, dict):
         raise InputError(f"'{name}' is a table in the configuration: write [{name}] and its fields below it")
     return section
+
+
+def _prompts(text: str) -> dict[str, Any]:
+    mode, _, detail = text.partition(":")
+    if mode == "dp-sgd":
+        try:
+            return {"mode": "two-phase", "dp_sgd": {"clip": float(detail)}}
+        except ValueError:
+            raise InputError(f"--prompts {text}: DP-SGD needs its clipping bound: dp-sgd:1.0, say") from None
+    if detail and mode != "public":
+        raise InputError(f"--prompts {text}: only 'public' takes a file")
+    return {"mode": mode} | ({"file": detail} if detail else {})
 
 
 def _lambda(text: str) -> dict[str, Any]:
@@ -226,6 +268,8 @@ def _print_result(result: Result, out: Path | None) -> None:
     plain, triangle = result.plain_float32_bytes, result.plain_float32_triangle_bytes
     console.print(f"plain float32 takes {plain:,} bytes, {triangle:,} with a triangle of R")
     console.print(f"lambda {result.ridge.value:.4g} ({result.ridge.rule})")
+    if result.privacy is not None:
+        _print_privacy(console, result.privacy)
     if result.exact is not None:
         console.print(f"the sums differ from the plain sums by {result.exact.max_abs_difference}")
     if result.baseline is not None:
@@ -240,6 +284,182 @@ def _print_result(result: Result, out: Path | None) -> None:
         console.print(f"{result.skipped_images} unreadable images were skipped")
     if out is not None:
         console.print(f"the run is in {out}")
+
+
+@app.command()
+def privacy(
+    config: Annotated[Path, typer.Argument(help="A TOML file, as examples/simulate.toml, with a [privacy] table.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the release as JSON and nothing else.")] = False,
+) -> None:
+    """Plan a private release: the noise on each segment, what it claims, and the line that goes into a policy."""
+    with _errors():
+        settings = parse_config(SimulationConfig, load_toml(config), str(config))
+        if settings.privacy is None:
+            raise InputError(f"{config}: there is no [privacy] table: add one with an epsilon")
+        from fedopal_secure.federation.vectors import task_release
+        from fedopal_secure.privacy.release import total_sigma
+        from fedopal_secure.runtimes.simulation import Simulation
+
+        task = Simulation(settings).task
+        release = task_release(task)
+        if release is None:
+            raise InputError(f"{config}: there is no [privacy] table: add one with an epsilon")
+        if as_json:
+            print(task.release)
+            return
+        console = _console()
+        table = Table(
+            "segment", "entries", "one unit moves it by", "sigma of each", "sigma counted on", title="grid units"
+        )
+        counted = total_sigma(release, release.contributors)
+        for segment in release.segments:
+            moved, total = f"{segment.squared_sensitivity**0.5:,.0f}", f"{counted[segment.name]:,.0f}"
+            table.add_row(segment.name, f"{segment.length:,}", moved, f"{segment.sigma:,}", total)
+        console.print(table)
+        console.print(
+            f"({release.epsilon:.4g}, {release.delta:g})-differential privacy, {release.mode}, counting on "
+            f"{release.contributors} honest contributor{'s' * (release.contributors > 1)} of noise"
+        )
+        console.print("the lines of a policy that agrees to this release, once, and to no other:")
+        print(f"release = '{task.release}'\nepsilon = {release.epsilon!r}\ndelta = {release.delta!r}")
+
+
+@app.command()
+def sweep(
+    config: Annotated[Path, typer.Argument(help="A TOML file with [base] and [grid], as examples/dp_curve.toml.")],
+    out: Annotated[Path, typer.Option(help="Where runs are kept; what is there already is not run again.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the cells, and which have run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json and nothing else.")] = False,
+) -> None:
+    """Simulate every combination of some fields' values, each once; a sweep that was stopped goes on where it was."""
+    with _errors():
+        from fedopal_secure.report import grid
+        from fedopal_secure.sweep import Runner, Store, distinct, load_grid, run_missing, seconds_left
+
+        cells, store = load_grid(config), Store(out)
+        runs = distinct(cells)
+        todo = [cell for cell in runs if store.get(cell) is None]
+        seconds = seconds_left(cells, store) if todo else None
+        console = _console(stderr=True)
+        known = "" if seconds is None else f", which may take {_duration(seconds)}"
+        console.print(
+            f"{len(cells)} cells make {len(runs)} runs: {len(runs) - len(todo)} done, {len(todo)} to do{known}",
+            soft_wrap=True,
+        )
+        if dry_run:
+            missing = {cell.key for cell in todo}
+            state = [(cell.key[:16], "to do" if cell.key in missing else "done", cell.label) for cell in cells]
+            print(json.dumps(state) if as_json else "\n".join("  ".join(row) for row in state))
+            return
+        with _runs(len(todo)) as report:
+            refused = run_missing(cells, store, Runner(out / "features"), report)
+        summary = grid.summarise(cells, store, refused)
+        store.write("cells.csv", grid.csv_table(cells, store))
+        store.write("summary.json", summary.to_json() + "\n")
+        title, spread = grid.title(cells), grid.spread(cells)
+        curves = grid.curves(summary)
+        if curves:
+            try:
+                from fedopal_secure.report.figures import accuracy_epsilon
+
+                figure = out / "figures" / "accuracy_epsilon.png"
+                accuracy_epsilon(figure, curves, grid.references(summary), title, spread)
+            except ModuleNotFoundError as error:
+                lacking = f'{error.name} is not installed, so there is no figure: pip install "fedopal-secure[plots]"'
+                console.print(lacking, soft_wrap=True)
+        if as_json:
+            print(summary.to_json())
+        else:
+            _print_sweep(summary, f"test accuracy, %: {title}; {spread}")
+            print(f"the sweep is in {out}")
+    if summary.failures:
+        label, reason = summary.failures[0]
+        message = f"{len(summary.failures)} of {summary.runs} runs failed; with {label}: {reason}"
+        _fail(message, BAD_INPUT if len(refused) == len(summary.failures) else ABORTED)
+
+
+# The first run often takes the features for all others, and tells little.
+_TOLD_AFTER = (1, 5)
+
+
+@contextmanager
+def _runs(total: int) -> Iterator[Callable[[Cell, float], None]]:
+    """A bar on standard error, and after a few runs a line that says how long the others may take."""
+    columns = (TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeElapsedColumn())
+    console = _console(stderr=True)
+    left = TextColumn("{task.fields[left]}")
+    with Progress(*columns, left, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("sweep", total=total, left="")
+
+        def report(_: Cell, seconds: float) -> None:
+            done = int(progress.tasks[bar].completed) + 1
+            if done in _TOLD_AFTER and done < total:
+                said = f"at the pace so far, the other {total - done} runs take {_duration(seconds)}"
+                console.print(said, soft_wrap=True)
+            progress.update(bar, advance=1, left=f"{_duration(seconds)} left")
+
+        yield report
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _print_sweep(summary: Summary, title: str) -> None:
+    from fedopal_secure.report.grid import EPSILON, SEED, curve_name
+    from fedopal_secure.sweep import format_value
+
+    def shown(group: Group) -> str:
+        if group.accuracy is None or group.deviation is None:
+            return "failed"
+        spread = f" ± {100 * group.deviation:.2f}" if group.cells > 1 else ""
+        return f"{100 * group.accuracy:.2f}{spread}"
+
+    if EPSILON in summary.fields:
+        found = {(format_value(group.values[EPSILON]), curve_name(group)): shown(group) for group in summary.groups}
+        names = list(dict.fromkeys(name for _, name in found))
+        table = Table("epsilon", *names)
+        for epsilon in dict.fromkeys(epsilon for epsilon, _ in found):
+            table.add_row(epsilon, *(found.get((epsilon, name), "") for name in names))
+    else:
+        table = Table(*(field for field in summary.fields if field != SEED), "accuracy")
+        for group in summary.groups:
+            table.add_row(*(format_value(value) for value in group.values.values()), shown(group))
+    console = _console()
+    console.print(title, soft_wrap=True)
+    console.print(table)
+
+
+@app.command("public-map")
+def public_map(
+    images: Annotated[str, typer.Argument(help="PUBLIC images, of which no client holds any: as --dataset.")],
+    out: Annotated[Path, typer.Option(help="The file to write, .safetensors; every client needs it.")],
+    backbone: Annotated[str, typer.Option(help="'embedded' or 'timm:NAME[@CHECKPOINT]'.")] = "embedded",
+    image_size: Annotated[int | None, typer.Option(help="Side of the backbone's input, pixels.")] = None,
+    dimensions: Annotated[int | None, typer.Option(help="Keep this many principal axes; default: all.")] = None,
+    limit: Annotated[int, typer.Option(min=2, help="Use this many of the training images at most.")] = 2000,
+) -> None:
+    """Learn a feature map from public images: features that are centred and projected lose less under noise."""
+    with _errors():
+        import numpy as np
+
+        from fedopal_secure.data.datasets import load_dataset
+        from fedopal_secure.encoding.feature_map import FeatureMap
+        from fedopal_secure.vision.backbone import load_backbone
+        from fedopal_secure.vision.features import extract_features
+
+        if out.exists():
+            raise InputError(f"{out} exists already: choose another file with --out")
+        network = load_backbone(backbone, image_size)
+        public = load_dataset(images, seed=0, limit=limit, transform=network.preprocess).train
+        with _progress({"features": len(public)}) as report:
+            taken = lambda done: report("features", done)  # noqa: E731
+            features = extract_features(network, np.asarray(public.images), progress=taken)
+        FeatureMap.from_public_features(features, dimensions).save(out)
+        print(f"{out} holds the map of {len(public)} images: use it with --public-map", file=sys.stderr)
 
 
 @app.command()

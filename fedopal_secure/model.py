@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from fedopal_secure.core.errors import InputError
+from fedopal_secure.core.errors import InputError, MisuseError
+from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.encoding.grid import FeatureGrid
 from fedopal_secure.solver.ridge import RidgeHead
 
@@ -28,7 +29,7 @@ FORMAT: Final = "fedopal-secure/model/v1"
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A classifier: frozen backbone, prompts (float32 (M, D) or None) and linear head.
+    """A classifier: frozen backbone, prompts (float32 (M, D) or None), public feature map (or None) and linear head.
 
     `transcript` is the head of the transcript of the round that released it, in hex.
     """
@@ -41,6 +42,7 @@ class Model:
     preprocessing: str
     grid: FeatureGrid
     transcript: str
+    public_map: FeatureMap | None = None
 
     def load_backbone(self, image_size: int | None = None) -> Backbone:
         """The backbone that this model needs; raises InputError if what loads under its name has another hash."""
@@ -64,6 +66,8 @@ class Model:
             )
         if self.prompts is not None and self.prompts.shape[1] != backbone.embed_dim:
             raise InputError(f"the model's prompts do not fit backbone {backbone.id!r}: the file is damaged")
+        if self.public_map is not None and self.public_map.features != backbone.feature_dim:
+            raise InputError(f"the model's feature map does not fit backbone {backbone.id!r}: the file is damaged")
 
     def scores(
         self, backbone: Backbone, images: NDArray[np.uint8], progress: Callable[[int], None] | None = None
@@ -71,8 +75,12 @@ class Model:
         """Scores, float64 (n, classes), of images that `Backbone.preprocess` has made; FedOPAL eq. 10."""
         from fedopal_secure.vision.features import extract_features
 
-        features = extract_features(backbone, images, self.prompts, progress=progress)
-        return self.head.scores(self.grid.normalised(features))
+        return self.scores_of(extract_features(backbone, images, self.prompts, progress=progress))
+
+    def scores_of(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Scores, float64 (n, classes), of the backbone's features (n, D) under the model's prompts."""
+        mapped = features if self.public_map is None else self.public_map.apply(features)
+        return self.head.scores(self.grid.normalised(mapped))
 
     def predict(self, images: Sequence[NDArray[np.uint8]], backbone: Backbone | None = None) -> NDArray[np.float64]:
         """Scores, float64 (n, classes), of uint8 images (h, w) or (h, w, 3) of any size."""
@@ -81,10 +89,14 @@ class Model:
         return self.scores(backbone, np.stack([backbone.preprocess(image) for image in images]))
 
     def save(self, path: Path) -> None:
-        """Write a safetensors file: tensors `weights`, `intercept`, `prompts`; everything else as metadata."""
+        """Write a safetensors file: tensors `weights`, `intercept`, `prompts`, `map.*`; everything else as metadata."""
         tensors: dict[str, NDArray[Any]] = {"weights": self.head.weights, "intercept": self.head.intercept}
         if self.prompts is not None:
             tensors["prompts"] = self.prompts
+        if self.public_map is not None:
+            tensors |= {"map.centre": self.public_map.centre, "map.second_moment": self.public_map.second_moment}
+            if self.public_map.basis is not None:
+                tensors["map.basis"] = self.public_map.basis
         facts = {
             "format": FORMAT,
             "classes": list(self.classes),
@@ -112,6 +124,10 @@ class Model:
             _check(facts, tensors)
             ridge = facts["lambda"]
             weights = tensors["weights"]
+            public_map = None
+            if "map.centre" in tensors:
+                moment = tensors["map.second_moment"]
+                public_map = FeatureMap(tensors["map.centre"], tensors.get("map.basis"), moment)
             grid = FeatureGrid(len(weights), facts["feature_bound"], facts["feature_bits"], facts["normalise"])
             return cls(
                 RidgeHead(weights, tensors["intercept"], ridge["value"], ridge["rule"]),
@@ -122,11 +138,12 @@ class Model:
                 facts["preprocessing"],
                 grid,
                 facts["transcript"],
+                public_map,
             )
         except OSError as error:
             reason = error.strerror or "no such file"
             raise InputError(f"{path}: cannot be read ({reason}): give a model.safetensors of a run") from None
-        except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        except (SafetensorError, MisuseError, KeyError, ValueError, TypeError, AttributeError, RecursionError):
             raise InputError(f"{path}: not a released model: give the model.safetensors of a run") from None
 
 

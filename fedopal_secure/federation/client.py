@@ -6,10 +6,11 @@ Images and labels never leave this object; what leaves goes through `Participant
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -19,9 +20,12 @@ from fedopal_secure.core.codec import decode
 from fedopal_secure.core.errors import InputError, MisuseError, OverflowBudgetError, PolicyRefusal, ServerFault
 from fedopal_secure.core.messages import Context
 from fedopal_secure.core.params import CENSUS, SessionParams, Task, session_id
+from fedopal_secure.core.policy import Policy
 from fedopal_secure.core.states import ParentView
+from fedopal_secure.data.groups import capped
+from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.federation.config import TuningSettings
-from fedopal_secure.federation.secure_sum import UPLOAD, Participant, SumClient, open_client
+from fedopal_secure.federation.secure_sum import PLAIN, UPLOAD, Participant, SumClient, open_client
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.vectors import (
@@ -29,15 +33,20 @@ from fedopal_secure.federation.vectors import (
     STATISTICS_SESSION,
     PromptTotal,
     feature_grid,
+    feature_map_name,
     presence_vector,
     prompt_grid,
     session_names,
     session_segments,
+    task_release,
     to_vector,
 )
+from fedopal_secure.privacy.accounting import check_claim, check_limit
+from fedopal_secure.privacy.noise import Keystream
+from fedopal_secure.privacy.release import check_release, parse_release
 from fedopal_secure.statistics.sums import SufficientStatistics, accumulate
 from fedopal_secure.vision.backbone import Backbone
-from fedopal_secure.vision.features import extract_features
+from fedopal_secure.vision.features import Extract, extract_features
 from fedopal_secure.vision.prompts import initial_prompts
 from fedopal_secure.vision.tuning import TuningConfig, tune_prompts
 
@@ -46,13 +55,34 @@ Report = Callable[[str, int], None]
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PrivateData:
-    """A client's images as the backbone wants them, uint8 (n, size, size, channels), and labels, int64 (n,)."""
+    """A client's images as the backbone wants them, uint8 (n, size, size, channels), and labels, int64 (n,).
+
+    `groups`, int64 (n,), says which images are of one person, where the source tells.
+    """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
+    groups: NDArray[np.int64] | None = None
 
     def __repr__(self) -> str:
         return "PrivateData(...)"
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def keys(self) -> list[bytes]:
+        """SHA-256 of each labelled image."""
+        return [
+            hashlib.sha256(image.tobytes() + int(label).to_bytes(8, "little")).digest()
+            for image, label in zip(self.images, self.labels, strict=True)
+        ]
+
+    def capped(self, unit_images: int) -> PrivateData:
+        """At most so many images of each group, of each the same ones whatever else is in the data."""
+        if self.groups is None:
+            raise MisuseError("these images have no groups")
+        kept = capped(self.groups, unit_images, self.keys())
+        return PrivateData(self.images[kept], self.labels[kept], self.groups[kept])
 
     def digest(self) -> bytes:
         """SHA-256 of the labelled images in any order: what the client's ledger knows the data by.
@@ -60,11 +90,7 @@ class PrivateData:
         One image more or less makes other data, which no digest can tell from the same data: a stated limit.
         """
         shape = repr(self.images.shape[1:]).encode()
-        each = (
-            hashlib.sha256(image.tobytes() + int(label).to_bytes(8, "little")).digest()
-            for image, label in zip(self.images, self.labels, strict=True)
-        )
-        return hashlib.sha256(shape + b"".join(sorted(each))).digest()
+        return hashlib.sha256(shape + b"".join(sorted(self.keys()))).digest()
 
 
 def compute_statistics(
@@ -72,12 +98,16 @@ def compute_statistics(
     data: PrivateData,
     task: Task,
     prompts: NDArray[np.float32] | None,
+    public_map: FeatureMap | None = None,
+    *,
+    extract: Extract = extract_features,
     progress: Callable[[int], None] | None = None,
 ) -> SufficientStatistics:
     """Exact statistics of some images under some prompts, on the task's grid; FedOPAL eq. 7."""
-    features = extract_features(backbone, data.images, prompts, progress=progress)
+    features = extract(backbone, data.images, prompts, progress=progress)
+    mapped = features if public_map is None else public_map.apply(features)
     grid = feature_grid(task)
-    return accumulate(grid.quantise(features), data.labels, len(task.classes), grid.bits)
+    return accumulate(grid.quantise(mapped), data.labels, len(task.classes), grid.bits)
 
 
 @dataclass(repr=False)
@@ -103,10 +133,13 @@ class RoundClient:
         *,
         tuning_seed: int,
         public_prompts: NDArray[np.float32] | None = None,
+        public_map: FeatureMap | None = None,
+        extract: Extract = extract_features,
         tuned: NDArray[np.float32] | None = None,
         report: Report | None = None,
     ) -> None:
-        """`tuned` are prompts that this client has tuned already, on the same data and from the same P_init.
+        """`public_map` is the feature map that this client has loaded, and `extract` how it takes features. `tuned` are
+        prompts that this client has tuned already, on the same data and from the same P_init.
 
         `report` is called with a stage (`tuning` or `features`) and how many more images it has gone through.
         Raises InputError if there are no images, OverflowBudgetError if there are more than the policy's cap.
@@ -120,7 +153,9 @@ class RoundClient:
             )
         self._me, self._backbone, self._data, self._journal = participant, backbone, data, journal
         self._timings, self._tuning_seed, self._public_prompts = timings, tuning_seed, public_prompts
+        self._public_map, self._extract = public_map, extract
         self._report = report
+        self._tuning_entropy: Keystream | None = None
         self._sessions: dict[str, JoinedSession] = {}
         self._views: dict[bytes, ParentView] = {}
         self._left = False
@@ -168,24 +203,38 @@ class RoundClient:
         task = next(iter(self._sessions.values())).params.task
         if task.prompt_mode not in ("local", "two-phase"):
             return
-        settings = parse_tuning(task)
+        settings, release, entropy = parse_tuning(task), task_release(task), self._tuning_entropy
+        arguments = (
+            self._backbone,
+            self._data.images,
+            self._data.labels,
+            len(task.classes),
+            self._initial(task),
+        )
+        progress = self._progress("tuning")
         with self._timings.stage("tuning"):
-            tuned = tune_prompts(
-                self._backbone,
-                self._data.images,
-                self._data.labels,
-                len(task.classes),
-                self._initial(task),
-                TuningConfig(
+            if release is None:
+                config = TuningConfig(
                     tokens=task.prompt_tokens,
                     epochs=settings.epochs,
                     proximal=settings.proximal,
                     learning_rate=settings.learning_rate,
                     batch_size=settings.batch_size,
-                ),
-                self._tuning_seed,
-                self._progress("tuning"),
-            )
+                )
+                tuned = tune_prompts(*arguments, config, self._tuning_seed, progress)
+            elif release.prompts is not None and entropy is not None:
+                # Here, because Opacus takes seconds to import.
+                from fedopal_secure.vision.private_tuning import DpSgdConfig, tune_prompts_privately
+
+                private = DpSgdConfig(
+                    tokens=task.prompt_tokens,
+                    proximal=settings.proximal,
+                    learning_rate=settings.learning_rate,
+                    **msgspec.structs.asdict(release.prompts),
+                )
+                tuned = tune_prompts_privately(*arguments, private, entropy, progress)
+            else:
+                raise MisuseError("these prompts may not be tuned on private images")
         self.tuned = np.clip(tuned, -task.prompt_bound, task.prompt_bound)
 
     def _join(self, session: str, proposal: bytes, phase: str) -> bytes:
@@ -193,7 +242,12 @@ class RoundClient:
         if params.name != session:
             raise ServerFault(f"the proposal is for a sum of {params.name!r}, not of {session!r}")
         self._check_task(params)
-        self._sessions[session] = JoinedSession(params, session_id(params), sums, self._chain(params))
+        joined = JoinedSession(params, session_id(params), sums, self._chain(params))
+        check_spending(self._me.policy, params.task.release, self._journal.released(besides=joined.chain))
+        if params.task.release and self._tuning_entropy is None:
+            # Drawn now, because tuning runs beside the protocol, and two threads must not share a generator.
+            self._tuning_entropy = Keystream(self._me.entropy(32))
+        self._sessions[session] = joined
         with self._timings.stage("protect"):
             return sums.answer(phase, proposal)
 
@@ -208,9 +262,13 @@ class RoundClient:
         named = (task.backbone, task.backbone_hash, task.preprocessing)
         mine = (backbone.id, bytes.fromhex(backbone.hash), backbone.preprocessing)
         require("backbone", named == mine, "the proposed backbone is not the one that this client has loaded")
-        require("feature_map", task.feature_map == "cls", f"there is no feature map {task.feature_map!r}")
-        require("feature_dimension", task.feature_dimension == backbone.feature_dim, f"{task.feature_dimension}")
+        own_map = self._public_map
+        known = task.feature_map == feature_map_name(own_map)
+        require("feature_map", known, f"feature map {task.feature_map!r} is not the one that this client has loaded")
+        dimension = backbone.feature_dim if own_map is None else own_map.dimension
+        require("feature_dimension", task.feature_dimension == dimension, f"{task.feature_dimension}")
         require("modulus", params.modulus == 0, "statistics are summed modulo 2^64")
+        self._check_release(params)
         try:
             segments = session_segments(task, params.name, params.clients)
         except OverflowBudgetError as error:
@@ -223,6 +281,21 @@ class RoundClient:
             require("prompts", known == task.prompt_source, "the public prompts are not those that this client loaded")
         if task.prompt_mode in ("local", "two-phase"):
             parse_tuning(task)
+
+    def _check_release(self, params: SessionParams) -> None:
+        """Compute the claimed privacy again from what would leave; the server is not trusted to state it."""
+        task, release = params.task, task_release(params.task)
+        if release is None:
+            return
+        if params.protocol == PLAIN and release.mode == "distributed":
+            detail = "noise of mode 'distributed' hides a client inside a masked sum only, and this protocol masks none"
+            raise PolicyRefusal("release", detail)
+        honest = params.min_survivors - params.corrupt
+        shape = (task.feature_dimension, len(task.classes), task.feature_bits)
+        check_release(release, *shape, task.prompt_mode, task.max_images, honest)
+        check_claim(release)
+        if release.unit == "group" and self._data.groups is None:
+            raise PolicyRefusal("release", "the unit is a group, and this client's images have no group column")
 
     def _chain(self, params: SessionParams) -> bytes:
         """The id of the first session of the chain that a proposal belongs to; raises ServerFault if it fits none."""
@@ -240,8 +313,17 @@ class RoundClient:
     def _upload(self, session: JoinedSession, context_bytes: bytes) -> bytes:
         session.sums.begin_upload(context_bytes, self._views.get(session.params.parent))
         vector = self._vector(session, decode(Context, context_bytes, ServerFault))
-        data, chain, granted = self._data.digest(), session.chain, self._me.policy.sessions
-        self._journal.give(data, chain, session.params.name, session.id, granted)
+        task = session.params.task
+        self._journal.give(
+            # What this client answers under differential privacy must not depend on which data it holds.
+            b"" if task.release else self._data.digest(),
+            session.chain,
+            session.params.name,
+            session.id,
+            self._me.policy.sessions,
+            task.release,
+            partial(check_spending, self._me.policy, task.release),
+        )
         with self._timings.stage("protect"):
             return session.sums.upload(vector)
 
@@ -255,10 +337,21 @@ class RoundClient:
         statistics = None
         if params.name == STATISTICS_SESSION:
             with self._timings.stage("features"):
-                statistics = compute_statistics(self._backbone, self._data, task, prompts, self._progress("features"))
+                release = task_release(task)
+                grouped = release is not None and release.unit == "group"
+                data = self._data.capped(release.unit_images) if grouped else self._data
+                statistics = compute_statistics(
+                    self._backbone,
+                    data,
+                    task,
+                    prompts,
+                    self._public_map,
+                    extract=self._extract,
+                    progress=self._progress("features"),
+                )
         summed = prompts if params.name == PROMPTS_SESSION or task.prompt_mode == "local" else None
         points = None if summed is None else prompt_grid(task).quantise(summed)
-        return to_vector(params, statistics, points)
+        return to_vector(params, statistics, points, self._me.entropy)
 
     def _check_payload(self, params: SessionParams, context: Context) -> None:
         """Refuse a context that carries something for which this session has no use."""
@@ -295,6 +388,21 @@ class RoundClient:
     def _initial(self, task: Task) -> NDArray[np.float32]:
         """P_init, the same for everyone: it comes from the task's seed."""
         return initial_prompts(task.prompt_source, task.prompt_tokens, task.prompt_dimension)
+
+
+def check_spending(policy: Policy, release: str, others: Sequence[str]) -> None:
+    """Refuse a release (empty: exact sums) that takes what has left a journal past the policy's limit.
+
+    `others` are what left it in other chains, as `Journal.released` has them. Exact sums and private ones of the same
+    images cannot both leave: the exact ones would void the claim. Raises PolicyRefusal.
+    """
+    if not release:
+        if any(others):
+            raise PolicyRefusal("release", "exact sums would void the private releases of this journal's data")
+        return
+    if not all(others):
+        raise PolicyRefusal("release", "exact sums of this journal's data have left, so no privacy can be claimed")
+    check_limit([parse_release(text) for text in (*others, release)], policy.epsilon, policy.delta)
 
 
 def check_radius(mean: NDArray[np.float32], initial: NDArray[np.float32], radius: float) -> None:

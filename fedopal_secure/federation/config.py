@@ -6,6 +6,7 @@ field, or a value outside its range, is an error in one line.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -35,6 +36,16 @@ class TuningSettings(_Section):
     batch_size: Annotated[Count, Field(description="images in a step")] = 32
 
 
+class DpSgdSettings(_Section):
+    """DP-SGD for prompts that are tuned on private images; all of it is public, and the same for every client."""
+
+    clip: Annotated[float, Field(gt=0, allow_inf_nan=False, description="bound of one image's gradient; no default")]
+    sample_rate: Annotated[float, Field(gt=0, le=1, description="chance of an image to be in a step's lot")] = 0.1
+    steps: Annotated[int, Field(ge=1, le=10000, description="number of steps")] = 50
+    lot: Annotated[Count, Field(description="nominal images in a lot; the noisy sum is divided by it")] = 32
+    share: Annotated[float, Field(gt=0, lt=1, description="part of epsilon that the prompts may take")] = 0.5
+
+
 class PromptSettings(_Section):
     """Visual prompts (FedOPAL eq. 4, 5, 8)."""
 
@@ -44,6 +55,7 @@ class PromptSettings(_Section):
     bound: Annotated[float, Field(gt=0, le=2**16, description="largest magnitude of an entry")] = 4.0
     bits: Annotated[int, Field(ge=1, le=32, description="bits of the integer grid")] = 24
     tuning: TuningSettings = TuningSettings()
+    dp_sgd: Annotated[DpSgdSettings | None, Field(description="how they are tuned if the release is private")] = None
 
 
 class FeatureSettings(_Section):
@@ -52,12 +64,40 @@ class FeatureSettings(_Section):
     bound: Annotated[float, Field(gt=0, le=2**16, description="norm that features are scaled or clipped to")] = 1.0
     bits: Annotated[int, Field(ge=1, le=24, description="bits of the integer grid")] = 12
     normalise: Annotated[bool, Field(description="scale every feature to the bound; else clip to it")] = True
+    public: Annotated[
+        str,
+        Field(description="map learnt from public images, for noisy sums: 'embedded', FILE, 'none'; auto: packaged"),
+    ] = "auto"
+    dimensions: Annotated[
+        Count | None, Field(description="axes of that map to keep; default: as many as the noise allows")
+    ] = None
+
+
+class PrivacySettings(_Section):
+    """Differential privacy of what leaves: one unit, added or removed, is hidden up to (epsilon, delta)."""
+
+    mode: Annotated[
+        Literal["distributed", "central", "local"],
+        Field(
+            description="distributed: clients' noise adds up; central: the server adds it; local: each is on its own"
+        ),
+    ] = "distributed"
+    epsilon: Annotated[float, Field(gt=0, description="inf: exact sums, no privacy")]
+    delta: Annotated[float, Field(gt=0, lt=1, description="below one over max_images")] = 1e-5
+    unit: Annotated[Literal["image", "group"], Field(description="what is hidden; groups come with the data")] = "image"
+    unit_images: Annotated[Count, Field(description="images of one group that are used at most")] = 1
+    r_share: Annotated[
+        float | None, Field(gt=0, lt=1, description="R's part of the privacy of R and C; default: by public numbers")
+    ] = None
 
 
 class HeadSettings(_Section):
     """The ridge head (FedOPAL eq. 9)."""
 
-    rule: Annotated[Literal["gcv", "fixed"], Field(description="generalised cross-validation, or `value`")] = "gcv"
+    rule: Annotated[
+        Literal["auto", "gcv", "fixed", "private-ridge", "class-mean"],
+        Field(description="auto: gcv on exact sums, and on noisy ones by the noise; fixed: lambda is `value`"),
+    ] = "auto"
     value: Annotated[float, Field(ge=0, allow_inf_nan=False, description="lambda of rule 'fixed'")] = 1e-6
     intercept: Annotated[bool, Field(description="a free intercept; the paper has none")] = True
 
@@ -94,6 +134,12 @@ class SimulationConfig(_Section):
     prompts: PromptSettings = PromptSettings()
     features: FeatureSettings = FeatureSettings()
     head: HeadSettings = HeadSettings()
+    privacy: Annotated[PrivacySettings | None, Field(description="absent: exact sums leave")] = None
+
+    @field_validator("privacy")
+    @classmethod
+    def _without_a_bound_there_is_none(cls, privacy: PrivacySettings | None) -> PrivacySettings | None:
+        return None if privacy is None or math.isinf(privacy.epsilon) else privacy
 
     @field_validator("alpha")
     @classmethod
@@ -138,7 +184,14 @@ class PolicyConfig(_Section):
     min_survivors: Annotated[int, Field(ge=3, description="least cohort")] = 3
     min_threshold: Annotated[int, Field(ge=2, description="least threshold of the secret sharing")] = 2
     max_images: Annotated[Count | None, Field(description="the cap on images in all that was agreed")] = None
-    release: Annotated[str, Field(description="the differentially private release that was agreed; empty: none")] = ""
+    release: Annotated[
+        str,
+        Field(description="the private release that was agreed, as `fedopal-secure privacy` prints it; empty: none"),
+    ] = ""
+    epsilon: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="what all private releases of my data may add up to")
+    ] = 0.0
+    delta: Annotated[float, Field(ge=0, lt=1, description="at which delta that epsilon is meant")] = 0.0
     prompt_modes: Annotated[tuple[PromptMode, ...] | None, Field(description="modes that are accepted")] = None
     prompt_radius: Annotated[float, Field(gt=0, description="largest distance of a mean prompt from P_init")] = 5.0
     min_contributors: Annotated[

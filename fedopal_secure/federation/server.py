@@ -28,7 +28,9 @@ from fedopal_secure.core.params import CENSUS, SessionParams, Task
 from fedopal_secure.core.policy import Membership
 from fedopal_secure.core.server import Sum
 from fedopal_secure.core.shamir import Entropy
+from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.federation.config import HeadSettings
+from fedopal_secure.federation.heads import solve_head
 from fedopal_secure.federation.secure_sum import PHASES, UPLOAD, SumServer, open_server
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.transcript import Transcript, public_part
@@ -40,10 +42,10 @@ from fedopal_secure.federation.vectors import (
     from_vector,
     session_names,
     session_segments,
+    task_release,
 )
 from fedopal_secure.model import Model
-from fedopal_secure.solver.moments import Moments
-from fedopal_secure.solver.ridge import solve_ridge
+from fedopal_secure.privacy.noise import add_noise
 from fedopal_secure.statistics.sums import SufficientStatistics
 
 
@@ -58,6 +60,7 @@ class Proposal:
     min_survivors: int
     task: Task
     public_prompts: NDArray[np.float32] | None = None
+    public_map: FeatureMap | None = None
 
 
 @dataclass
@@ -96,7 +99,7 @@ class RoundServer:
         transcript: Transcript,
         timings: Timings,
     ) -> None:
-        """`invited` are the identities to propose to; `entropy` gives the session nonces.
+        """`invited` are the identities to propose to; `entropy` gives nonces, and in mode `central` the noise.
 
         Raises InputError if more are invited than the roster takes.
         """
@@ -104,6 +107,8 @@ class RoundServer:
             raise InputError(f"{len(invited)} clients are invited to a roster of {proposal.clients}: raise `clients`")
         self._proposal, self._head = proposal, head
         self._transcript, self._timings = transcript, timings
+        self._entropy = entropy
+        self._statistics: SufficientStatistics | None = None
         self.sessions = session_names(proposal.task.prompt_mode, proposal.task.min_contributors)
         self.phases = PHASES[proposal.protocol]
         self.records: dict[str, SessionRecord] = {}
@@ -172,9 +177,12 @@ class RoundServer:
             self._check_contributors(record.params, result)
             return
         try:
-            from_vector(record.params, result.total)
+            statistics, _ = from_vector(record.params, result.total)
         except OverflowBudgetError as error:
             raise SessionAborted("max_images", str(error)) from None
+        if statistics is not None:
+            # Here and once: solved twice under fresh noise, the same sums would be released twice.
+            self._statistics = self._with_noise(statistics)
 
     def result(self, session: str) -> Sum:
         """The sum of a finished session."""
@@ -218,19 +226,26 @@ class RoundServer:
         return self._prompt_total(summed).mean(self._proposal.task)
 
     def statistics(self) -> SufficientStatistics:
-        """The summed statistics of the survivors, on the integer grid."""
-        statistics, _ = from_vector(self.records[STATISTICS_SESSION].params, self.result(STATISTICS_SESSION).total)
-        if statistics is None:
-            raise MisuseError("the session sums no statistics")
-        return statistics
+        """The summed statistics of the survivors, on the integer grid, as they are released: with noise if private."""
+        if self._statistics is None:
+            raise MisuseError("the statistics are not summed yet")
+        return self._statistics
+
+    def _with_noise(self, statistics: SufficientStatistics) -> SufficientStatistics:
+        """In mode `central`, the sums with the server's own noise; else as they are."""
+        task = self._proposal.task
+        release = task_release(task)
+        if release is None or release.adds_at_client:
+            return statistics
+        noisy = add_noise(statistics.to_arrays(), release, self._entropy)
+        return SufficientStatistics.from_arrays(noisy, task.feature_dimension, len(task.classes))
 
     def release(self) -> Model:
         """Solve for the head (FedOPAL eq. 9) and put the model together."""
-        task, head = self._proposal.task, self._head
+        task, public_map = self._proposal.task, self._proposal.public_map
+        clients = len(self.result(STATISTICS_SESSION).survivors)
         with self._timings.stage("solve"):
-            grid = feature_grid(task)
-            moments = Moments.from_statistics(self.statistics(), grid)
-            solved = solve_ridge(moments, head.rule, head.value, intercept=head.intercept)
+            solved = solve_head(task, self.statistics(), clients, self._head, public_map)
         return Model(
             solved,
             self.prompts(),
@@ -238,6 +253,7 @@ class RoundServer:
             task.backbone,
             task.backbone_hash,
             task.preprocessing,
-            grid,
+            feature_grid(task),
             self._transcript.head,
+            public_map,
         )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedopal_secure.core.codec import Message
-from fedopal_secure.core.errors import OverflowBudgetError
+from fedopal_secure.core.errors import MisuseError, OverflowBudgetError
 from fedopal_secure.core.params import CENSUS, Segment, SessionParams, Task
+from fedopal_secure.core.shamir import Entropy
+from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.encoding.grid import FeatureGrid, PromptGrid
 from fedopal_secure.encoding.layout import PRESENCE, PROMPTS, presence_segment, prompt_segment, statistics_segments
 from fedopal_secure.encoding.vector import pack, unpack
+from fedopal_secure.privacy.noise import add_noise, noise_bounds
+from fedopal_secure.privacy.release import Release, parse_release
 from fedopal_secure.statistics.sums import SufficientStatistics
 
 PROMPTS_SESSION: Final = "prompts"
@@ -26,19 +31,38 @@ def session_names(prompt_mode: str, min_contributors: int) -> tuple[str, ...]:
     return (*census, *prompts, STATISTICS_SESSION)
 
 
+_parse_once = cache(parse_release)
+
+
+def task_release(task: Task) -> Release | None:
+    """What leaves under differential privacy, or None if exact sums leave. Raises PolicyRefusal if it is malformed."""
+    return _parse_once(task.release) if task.release else None
+
+
 def session_segments(task: Task, name: str, clients: int) -> tuple[Segment, ...]:
     """The segments of a session: presence bits, prompts, statistics, or (in mode `local`) the last two in one vector.
 
-    Raises OverflowBudgetError if the task's bounds fit no width.
+    Raises OverflowBudgetError if the task's bounds, with the noise of so many clients, fit no width, and PolicyRefusal
+    for a malformed release.
     """
     if name == CENSUS:
         return (presence_segment(len(task.classes), clients),)
     segments: tuple[Segment, ...] = ()
     if name == STATISTICS_SESSION:
-        segments = statistics_segments(task.feature_dimension, len(task.classes), task.feature_bits, task.max_images)
+        shape = (task.feature_dimension, len(task.classes), task.feature_bits, task.max_images)
+        release = task_release(task)
+        if release is not None and release.adds_at_client:
+            segments = statistics_segments(*shape, noise_bounds(release, clients), release.count_scale)
+        else:
+            segments = statistics_segments(*shape)
     if name == PROMPTS_SESSION or task.prompt_mode == "local":
         segments += (prompt_segment(task.prompt_tokens, task.prompt_dimension, task.prompt_bits, clients),)
     return segments
+
+
+def feature_map_name(public_map: FeatureMap | None) -> str:
+    """How a task names what becomes of a [CLS] feature before it is put on the grid."""
+    return "cls" if public_map is None else f"cls, public map {public_map.digest().hex()}"
 
 
 def feature_grid(task: Task) -> FeatureGrid:
@@ -52,16 +76,25 @@ def prompt_grid(task: Task) -> PromptGrid:
 
 
 def to_vector(
-    params: SessionParams, statistics: SufficientStatistics | None, prompts: NDArray[np.int64] | None
+    params: SessionParams,
+    statistics: SufficientStatistics | None,
+    prompts: NDArray[np.int64] | None,
+    entropy: Entropy | None = None,
 ) -> NDArray[np.uint64]:
     """Statistics and prompts on the grid, as the vector of a session: uint64 (length,).
 
-    Raises OverflowBudgetError if one client alone has more images than the cap on all.
+    Where the task says that clients add noise, it is drawn from `entropy`. Raises OverflowBudgetError if one client
+    alone has more images than the cap on all.
     """
     arrays = {}
     if statistics is not None:
         statistics.check_budget(params.task.max_images)
         arrays = statistics.to_arrays()
+        release = task_release(params.task)
+        if release is not None and release.adds_at_client:
+            if entropy is None:
+                raise MisuseError("a private release needs entropy for its noise")
+            arrays = add_noise(arrays, release, entropy)
     if prompts is not None:
         arrays[PROMPTS] = prompts.reshape(-1)
     return pack(params.segments, arrays)
@@ -70,12 +103,17 @@ def to_vector(
 def from_vector(
     params: SessionParams, total: NDArray[np.uint64]
 ) -> tuple[SufficientStatistics | None, NDArray[np.int64] | None]:
-    """The inverse of `to_vector`, of a sum; raises OverflowBudgetError if there were more images than the cap."""
+    """The inverse of `to_vector`, of a sum; with noise in it, counts are still on their finer grid.
+
+    Raises OverflowBudgetError if there were more images than the cap, which noisy counts cannot tell.
+    """
     task, arrays = params.task, unpack(params.segments, total)
     statistics = prompts = None
     if params.name == STATISTICS_SESSION:
         statistics = SufficientStatistics.from_arrays(arrays, task.feature_dimension, len(task.classes))
-        statistics.check_budget(task.max_images)
+        release = task_release(task)
+        if release is None or not release.adds_at_client:
+            statistics.check_budget(task.max_images)
     if PROMPTS in arrays:
         prompts = arrays[PROMPTS].reshape(task.prompt_tokens, task.prompt_dimension)
     return statistics, prompts

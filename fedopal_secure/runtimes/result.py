@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -11,9 +12,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fedopal_secure.core.params import Task
 from fedopal_secure.encoding.vector import unpack
 from fedopal_secure.federation.secure_sum import UPLOAD
 from fedopal_secure.federation.server import SessionRecord
+from fedopal_secure.federation.vectors import task_release
+from fedopal_secure.privacy.accounting import accountant_name, epsilon_of, events
+from fedopal_secure.privacy.release import noise_terms, total_sigma, zcdp
 
 
 class SessionResult(msgspec.Struct, frozen=True):
@@ -73,6 +78,31 @@ class Prompts(msgspec.Struct, frozen=True):
     distance: float | None
 
 
+class Privacy(msgspec.Struct, frozen=True):
+    """What is claimed of the release, and the noise that holds it.
+
+    `mode` says who adds the noise: each client for the sum (`distributed`), each for itself (`local`), or the server
+    (`central`, where the claim is not against the server). One `unit`, of at most `unit_images` images, added or
+    removed is hidden up to (`epsilon`, `delta`) by `accountant`. `sigma` is the standard deviation of the noise that
+    the claim counts on, by segment, in grid units; `realised` is by how much the noise in this sum was larger, since
+    more clients survived. `prompts_epsilon` is what the prompts alone spent.
+    """
+
+    mechanism: str
+    mode: str
+    unit: str
+    unit_images: int
+    relation: str
+    epsilon: float
+    delta: float
+    rho: float
+    contributors: int
+    sigma: dict[str, float]
+    realised: float
+    prompts_epsilon: float | None
+    accountant: str
+
+
 class Environment(msgspec.Struct, frozen=True):
     """What the run ran on."""
 
@@ -93,7 +123,7 @@ class Environment(msgspec.Struct, frozen=True):
         except ImportError:
             library = None
         # Nothing is moved to a GPU yet, so none is reported, whether there is one or not.
-        return cls(platform.python_version(), library, np.__version__, _cpu(), None, _version())
+        return cls(platform.python_version(), library, np.__version__, _cpu(), None, own_version())
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -112,7 +142,7 @@ class Result(msgspec.Struct, frozen=True):
     baseline: Baseline | None
     ridge: Ridge = msgspec.field(name="lambda")
     prompts: Prompts
-    privacy: None
+    privacy: Privacy | None
     transcript: str
     timings_s: dict[str, float]
     environment: Environment
@@ -153,6 +183,29 @@ def session_result(record: SessionRecord, names: Mapping[bytes, str]) -> Session
     )
 
 
+def privacy_result(task: Task, survivors: int) -> Privacy | None:
+    """What the task's release claims; None if exact sums left."""
+    release = task_release(task)
+    if release is None:
+        return None
+    spent = events(release)
+    return Privacy(
+        mechanism=release.mechanism,
+        mode=release.mode,
+        unit=release.unit,
+        unit_images=release.unit_images,
+        relation=release.relation,
+        epsilon=release.epsilon,
+        delta=release.delta,
+        rho=zcdp(release),
+        contributors=release.contributors,
+        sigma=total_sigma(release, release.contributors),
+        realised=math.sqrt(noise_terms(release, survivors) / release.contributors),
+        prompts_epsilon=None if release.prompts is None else epsilon_of(spent[:1], release.delta),
+        accountant=accountant_name(spent),
+    )
+
+
 def compare_sums(
     records: Mapping[str, SessionRecord], vectors: Mapping[tuple[bytes, bytes], NDArray[np.uint64]]
 ) -> Exact:
@@ -172,7 +225,8 @@ def compare_sums(
     return Exact(worst == 0, worst)
 
 
-def _version() -> str:
+def own_version() -> str:
+    """The version of this package, or "unknown" where it is not installed."""
     try:
         return version("fedopal-secure")
     except PackageNotFoundError:

@@ -18,16 +18,26 @@ from fedopal_secure.core.params import Task
 from fedopal_secure.core.policy import Membership, Policy
 from fedopal_secure.data.datasets import Dataset, load_dataset
 from fedopal_secure.data.partition import dirichlet_partition
+from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.encoding.layout import plain_float32_bytes
 from fedopal_secure.federation.client import PrivateData, compute_statistics, prompts_digest
-from fedopal_secure.federation.config import PolicyConfig, SimulationConfig, dump_toml
+from fedopal_secure.federation.config import PolicyConfig, PrivacySettings, SimulationConfig, dump_toml
+from fedopal_secure.federation.heads import check_exact_rule, check_private_rule, solve_exact
 from fedopal_secure.federation.secure_sum import PHASES, PROTOCOLS, Participant
 from fedopal_secure.federation.server import Proposal, RoundServer
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.transcript import Transcript
-from fedopal_secure.federation.vectors import STATISTICS_SESSION, feature_grid, session_names
+from fedopal_secure.federation.vectors import (
+    STATISTICS_SESSION,
+    feature_grid,
+    feature_map_name,
+    session_names,
+    task_release,
+)
 from fedopal_secure.model import Model, evaluate
+from fedopal_secure.privacy.accounting import affordable_rho
+from fedopal_secure.privacy.calibration import TuningPlan, Vector, calibrate
 from fedopal_secure.runtimes.dropouts import Dropouts, parse_drop
 from fedopal_secure.runtimes.in_process import run_round
 from fedopal_secure.runtimes.parties import SeededEntropy, Vectors, WitnessedClient
@@ -39,12 +49,14 @@ from fedopal_secure.runtimes.result import (
     Result,
     Ridge,
     compare_sums,
+    privacy_result,
     session_result,
 )
-from fedopal_secure.solver.moments import Moments
-from fedopal_secure.solver.ridge import RidgeHead, solve_ridge
-from fedopal_secure.vision.backbone import load_backbone
-from fedopal_secure.vision.features import extract_features
+from fedopal_secure.solver.private import suggest_dimensions, suggest_r_share
+from fedopal_secure.solver.ridge import RidgeHead
+from fedopal_secure.vision.backbone import Backbone, load_backbone
+from fedopal_secure.vision.embedded import embedded_public_map
+from fedopal_secure.vision.features import Extract, extract_features
 from fedopal_secure.vision.prompts import initial_prompts
 from fedopal_secure.vision.tuning import TuningConfig, tune_prompts
 
@@ -74,27 +86,35 @@ class Outcome:
 class Simulation:
     """Everything that a simulated round needs, built from a configuration; `run` runs it."""
 
-    def __init__(self, config: SimulationConfig, policy: PolicyConfig | None = None) -> None:
-        """Load data and backbone and share the images out. Raises InputError for anything wrong with them."""
+    def __init__(
+        self,
+        config: SimulationConfig,
+        policy: PolicyConfig | None = None,
+        *,
+        backbone: Backbone | None = None,
+        dataset: Dataset | None = None,
+        extract: Extract = extract_features,
+    ) -> None:
+        """Load data and backbone and share the images out. Raises InputError for anything wrong with them.
+
+        For a caller that runs many simulations, `backbone` is loaded already, `dataset` is what `load_images` gave for
+        an equal configuration, and `extract` is how features are taken.
+        """
         self.config, self._report = config, quiet
         self.names = tuple(f"client-{number:02d}" for number in range(1, config.clients + 1))
         self.protocol = PROTOCOLS[config.protocol]
         sessions, phases = session_names(config.prompts.mode, config.min_contributors), PHASES[self.protocol]
         self.drops = [parse_drop(text, sessions, phases, self.names) for text in config.drop]
-        self.backbone = load_backbone(config.backbone, config.image_size)
+        self.backbone = backbone or load_backbone(config.backbone, config.image_size)
         self.public_prompts = self._load_public_prompts()
-        self.dataset: Dataset = load_dataset(
-            config.dataset,
-            seed=config.seed,
-            skip_unreadable=config.skip_unreadable,
-            limit=config.train_limit,
-            transform=self.backbone.preprocess,
-        )
+        self.extract = extract
+        self.dataset: Dataset = dataset or load_images(config, self.backbone)
         train = self.dataset.train
-        self.parts = dirichlet_partition(train.labels, config.clients, config.alpha, config.seed)
+        self.parts = dirichlet_partition(train.labels, config.clients, config.alpha, config.seed, train.groups)
         cap = config.max_images or 1 << (len(train) - 1).bit_length()
         if len(train) > cap:
             raise InputError(f"{len(train)} training images are more than max_images = {cap}: raise the cap")
+        self.public_map = load_public_map(config, cap, self.backbone)
         self.task = self._make_task(cap)
         self.keys = {name: SigningKey(SeededEntropy(config.seed, f"{name} identity")(32)) for name in self.names}
         self.server_key = SigningKey(SeededEntropy(config.seed, "server identity")(32))
@@ -130,19 +150,19 @@ class Simulation:
     def _make_task(self, cap: int) -> Task:
         config, backbone, prompts = self.config, self.backbone, self.config.prompts
         source, tokens, tuning = SeededEntropy(config.seed, "P_init")(32), prompts.tokens, ""
-        dimension = backbone.embed_dim
+        dimension, public_map = backbone.embed_dim, self.public_map
         if prompts.mode == "none":
             source, tokens, dimension = b"", 0, 0
         elif self.public_prompts is not None:
             source, tokens = prompts_digest(self.public_prompts), len(self.public_prompts)
         else:
             tuning = prompts.tuning.model_dump_json()
-        return Task(
+        task = Task(
             backbone=backbone.id,
             backbone_hash=bytes.fromhex(backbone.hash),
             preprocessing=backbone.preprocessing,
-            feature_map="cls",
-            feature_dimension=backbone.feature_dim,
+            feature_map=feature_map_name(public_map),
+            feature_dimension=backbone.feature_dim if public_map is None else public_map.dimension,
             feature_bound=config.features.bound,
             feature_bits=config.features.bits,
             normalise=config.features.normalise,
@@ -158,6 +178,39 @@ class Simulation:
             release="",
             min_contributors=config.min_contributors,
         )
+        return msgspec.structs.replace(task, release=self._make_release(task))
+
+    def _make_release(self, task: Task) -> str:
+        """The private release that the configuration asks for, as the task names it; empty for exact sums."""
+        config, privacy = self.config, self.config.privacy
+        if privacy is None:
+            check_exact_rule(config.head)
+            return ""
+        check_private(config)
+        check_private_rule(config.head)
+        if privacy.unit == "group" and self.dataset.train.groups is None:
+            raise InputError(
+                f"{config.dataset} does not say which images are of one group: add group_train to the .npz, or "
+                "groups.csv with columns file,group to the folder"
+            )
+        dp_sgd = config.prompts.dp_sgd
+        tuned = task.prompt_mode in ("local", "two-phase")
+        return calibrate(
+            Vector(
+                task.feature_dimension,
+                len(task.classes),
+                task.feature_bits,
+                task.max_images,
+                config.cohort - config.corrupt_clients,
+            ),
+            privacy.mode,
+            privacy.epsilon,
+            privacy.delta,
+            r_share=privacy.r_share or suggest_r_share(task.max_images, total_rho(config, privacy)),
+            unit=privacy.unit,
+            unit_images=privacy.unit_images,
+            tuning=TuningPlan(**dp_sgd.model_dump()) if tuned and dp_sgd is not None else None,
+        ).text()
 
     def _make_policy(self, file: PolicyConfig | None) -> Policy:
         task = self.task
@@ -166,8 +219,10 @@ class Simulation:
                 corrupt=self.config.corrupt_clients,
                 min_survivors=self.config.cohort,
                 min_contributors=self.config.min_contributors,
+                release=task.release,
                 protocols=(self.protocol,),
             )
+        release = task_release(task)
         if file.identities or file.authority or file.servers:
             raise InputError(
                 "the policy names identities, and a simulation makes its own from the seed: leave out identities, "
@@ -183,6 +238,8 @@ class Simulation:
             corrupt=file.corrupt,
             max_images=file.max_images or task.max_images,
             release=file.release,
+            epsilon=file.epsilon or (release.epsilon if release and file.release else 0.0),
+            delta=file.delta or (release.delta if release and file.release else 0.0),
             prompt_modes=frozenset(file.prompt_modes or (task.prompt_mode,)),
             min_survivors=file.min_survivors,
             min_contributors=file.min_contributors,
@@ -221,6 +278,7 @@ class Simulation:
                 config.cohort,
                 self.task,
                 self.public_prompts,
+                self.public_map,
             ),
             config.head,
             SeededEntropy(seed, "server"),
@@ -238,6 +296,8 @@ class Simulation:
                 timings,
                 tuning_seed=seed * 1000 + number,
                 public_prompts=self.public_prompts,
+                public_map=self.public_map,
+                extract=self.extract,
                 tuned=(tuned or {}).get(name),
                 report=self._report,
             )
@@ -264,7 +324,7 @@ class Simulation:
     def data_of(self, clients: list[int]) -> PrivateData:
         """The pooled data of some clients, by number, in order."""
         train = self.dataset.train.subset(np.concatenate([self.parts[client] for client in clients]))
-        return PrivateData(np.asarray(train.images), train.labels)
+        return PrivateData(np.asarray(train.images), train.labels, train.groups)
 
     def _accuracy(self, head: RidgeHead, prompts: NDArray[np.float32] | None) -> float:
         """Accuracy of a head under some prompts on the test images."""
@@ -272,15 +332,17 @@ class Simulation:
 
     def _scores(self, head: RidgeHead, prompts: NDArray[np.float32] | None) -> NDArray[np.float64]:
         test = np.asarray(self.dataset.test.images)
-        features = extract_features(self.backbone, test, prompts, progress=partial(self._report, "evaluation"))
-        return head.scores(feature_grid(self.task).normalised(features))
+        features = self.extract(self.backbone, test, prompts, progress=partial(self._report, "evaluation"))
+        mapped = features if self.public_map is None else self.public_map.apply(features)
+        return head.scores(feature_grid(self.task).normalised(mapped))
 
     def centralised(self, data: PrivateData, prompts: NDArray[np.float32] | None) -> RidgeHead:
-        """The head that one party holding all of `data` would compute under `prompts`."""
+        """The head that one party holding all of `data` would compute under `prompts`, without noise."""
         progress = partial(self._report, "features")
-        statistics = compute_statistics(self.backbone, data, self.task, prompts, progress)
-        moments = Moments.from_statistics(statistics, feature_grid(self.task))
-        return solve_ridge(moments, self.config.head.rule, self.config.head.value, intercept=self.config.head.intercept)
+        statistics = compute_statistics(
+            self.backbone, data, self.task, prompts, self.public_map, extract=self.extract, progress=progress
+        )
+        return solve_exact(self.task, statistics, self.config.head)
 
     def pooled(self, survivors: Iterable[str]) -> PrivateData:
         """The pooled data of the clients with these names."""
@@ -350,11 +412,74 @@ class Simulation:
             baseline=baseline,
             ridge=Ridge(model.head.rule, model.head.ridge),
             prompts=Prompts(task.prompt_mode, task.prompt_tokens, distance),
-            privacy=None,
+            privacy=privacy_result(task, len(server.result(STATISTICS_SESSION).survivors)),
             transcript=model.transcript,
             timings_s={},
             environment=Environment.here(),
         )
+
+
+def load_images(config: SimulationConfig, backbone: Backbone) -> Dataset:
+    """The images of a simulation, as its backbone wants them."""
+    return load_dataset(
+        config.dataset,
+        seed=config.seed,
+        skip_unreadable=config.skip_unreadable,
+        limit=config.train_limit,
+        transform=backbone.preprocess,
+    )
+
+
+def load_public_map(config: SimulationConfig, max_images: int, backbone: Backbone) -> FeatureMap | None:
+    """The public feature map of a private release, with the axes that are kept; None for exact sums or without a map.
+
+    How many axes are kept is configured or follows from public numbers. Raises InputError for another backbone's map.
+    """
+    spec, privacy = config.features.public, config.privacy
+    if spec == "auto":
+        spec = "embedded" if backbone.id == "embedded" else "none"
+    if privacy is None or spec == "none":
+        return None
+    if spec == "embedded" and backbone.id != "embedded":
+        raise InputError(
+            f"the packaged feature map is the embedded backbone's: make one for {backbone.id} (public-map)"
+        )
+    public_map = embedded_public_map() if spec == "embedded" else FeatureMap.load(Path(spec))
+    if public_map.features != backbone.feature_dim:
+        raise InputError(
+            f"{spec}: a map of {public_map.features} features, and {backbone.id} has {backbone.feature_dim}: "
+            "make one for this backbone (public-map)"
+        )
+    if public_map.basis is None:
+        return public_map
+    if config.features.dimensions is not None:
+        return public_map.leading(config.features.dimensions)
+    return public_map.leading(suggest_dimensions(max_images, total_rho(config, privacy), public_map.dimension))
+
+
+def total_rho(config: SimulationConfig, privacy: PrivacySettings) -> float:
+    """What the noise in the whole sum would be worth as one release of single images: what a head can be made from.
+
+    A group moves the sums more than an image, and local noise is every client's own.
+    """
+    copies = config.clients if privacy.mode == "local" else 1
+    return affordable_rho(privacy.epsilon, privacy.delta) / (privacy.unit_images**2 * copies)
+
+
+def check_private(config: SimulationConfig) -> None:
+    """Refuse, before anything is loaded into a round, what would void the privacy that is asked for."""
+    privacy, prompts = config.privacy, config.prompts
+    if privacy is None:
+        return
+    if config.min_contributors:
+        raise InputError("a census sums exact presence bits, which would void the privacy: leave out min_contributors")
+    if prompts.mode in ("local", "two-phase") and prompts.dp_sgd is None:
+        raise InputError(
+            f"prompts of mode '{prompts.mode}' move every feature of a client, so without privacy of their own they "
+            "void that of the sums: take --prompts none, public:FILE, or add [prompts.dp_sgd] with a clip"
+        )
+    if config.protocol == "plain" and privacy.mode == "distributed":
+        raise InputError("distributed noise hides a client only inside a masked sum: take protocol 'pairwise'")
 
 
 def check_output(out: Path) -> None:
@@ -383,9 +508,12 @@ def work(simulation: Simulation) -> dict[str, int]:
     config = simulation.config
     train, test = len(simulation.dataset.train), len(simulation.dataset.test)
     tunes = config.prompts.mode in ("local", "two-phase")
-    rounds = 1 + int(config.baselines)
+    dp_sgd = config.prompts.dp_sgd if config.privacy is not None else None
+    # How many images DP-SGD goes through is private, so it tells its steps.
+    of_clients = train * config.prompts.tuning.epochs if dp_sgd is None else config.clients * dp_sgd.steps
+    pooled = train * config.prompts.tuning.epochs * int(config.baselines)
     return {
-        "tuning": rounds * train * config.prompts.tuning.epochs if tunes else 0,
+        "tuning": of_clients + pooled if tunes else 0,
         "features": train * (1 + config.baselines * (2 + int(tunes))),
         "evaluation": test * (1 + config.baselines * (2 + int(tunes))),
     }

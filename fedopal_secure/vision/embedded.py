@@ -14,12 +14,14 @@ from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
 
 from fedopal_secure.core.errors import InputError
+from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.vision.backbone import fingerprint
 from fedopal_secure.vision.preprocessing import Preprocessing
 from fedopal_secure.vision.timm_vit import TimmVit
 
 IMAGE_SIZE: Final = 32
 WEIGHTS: Final = files("fedopal_secure.vision") / "weights" / "embedded.safetensors"
+PUBLIC_MAP: Final = files("fedopal_secure.vision") / "weights" / "embedded-public.safetensors"
 PIXELS: Final = Preprocessing(IMAGE_SIZE, mean=(0.5,), std=(0.5,), interpolation="bilinear")
 
 
@@ -51,3 +53,9 @@ def load_embedded(image_size: int | None = None) -> TimmVit:
     vit = embedded_architecture()
     vit.load_state_dict(state)
     return TimmVit("embedded", vit, PIXELS, fingerprint(state, {}))
+
+
+def embedded_public_map() -> FeatureMap:
+    """The packaged map of this backbone's features, learnt from the letters that it was trained on."""
+    with as_file(PUBLIC_MAP) as path:
+        return FeatureMap.load(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -13,6 +13,21 @@ from fedopal_secure.core.errors import InputError
 from fedopal_secure.vision.backbone import Backbone
 
 BATCH_SIZE: Final = 32
+
+
+class Extract(Protocol):
+    """How features are taken: `extract_features`, or a cache in front of it."""
+
+    def __call__(
+        self,
+        backbone: Backbone,
+        images: NDArray[np.uint8],
+        prompts: NDArray[np.float32] | None = None,
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> NDArray[np.float32]:
+        """Features float32 (n, d); see `extract_features`."""
+        ...
 
 
 @torch.inference_mode()

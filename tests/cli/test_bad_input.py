@@ -66,11 +66,11 @@ def test_a_class_in_test_that_is_not_in_train(folder: Path) -> None:
 
 
 def test_non_finite_features(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedopal_secure.federation import client
+    import torch
 
-    monkeypatch.setattr(
-        client, "extract_features", lambda backbone, images, *_, **__: np.full((len(images), 224), np.nan, np.float32)
-    )
+    from fedopal_secure.vision.backbone import Backbone
+
+    monkeypatch.setattr(Backbone, "forward", lambda self, images, prompts=None: torch.full((len(images), 224), np.nan))
     fails("not finite", *simulate(folder))
 
 

@@ -1,0 +1,70 @@
+"""From summed statistics to the head that is released: one solver for exact sums, and one for sums with noise."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fedopal_secure.core.errors import InputError
+from fedopal_secure.core.params import Task
+from fedopal_secure.encoding.feature_map import FeatureMap
+from fedopal_secure.encoding.layout import COUNTS, R_DIAGONAL, C
+from fedopal_secure.federation.config import HeadSettings
+from fedopal_secure.federation.vectors import feature_grid, task_release
+from fedopal_secure.privacy.release import Release, noise_terms, total_sigma
+from fedopal_secure.solver.moments import Moments
+from fedopal_secure.solver.private import PRIVATE_RULES, NoisyMoments, solve_private
+from fedopal_secure.solver.ridge import RidgeHead, solve_ridge
+from fedopal_secure.statistics.sums import SufficientStatistics
+
+_EXACT: Final = {"auto": "gcv", "gcv": "gcv", "fixed": "fixed"}
+
+
+def check_exact_rule(head: HeadSettings) -> None:
+    """Raise InputError if the rule is only for sums with noise."""
+    if head.rule not in _EXACT:
+        raise InputError(f"lambda rule '{head.rule}' is for sums with noise: give an --epsilon, or another rule")
+
+
+def solve_exact(task: Task, statistics: SufficientStatistics, head: HeadSettings) -> RidgeHead:
+    """The head of exact sums; a rule that is for noise gives way to gcv."""
+    moments = Moments.from_statistics(statistics, feature_grid(task))
+    return solve_ridge(moments, _EXACT.get(head.rule, "gcv"), head.value, intercept=head.intercept)
+
+
+def solve_head(
+    task: Task, statistics: SufficientStatistics, survivors: int, head: HeadSettings, public_map: FeatureMap | None
+) -> RidgeHead:
+    """The head of what was summed over so many survivors, as the task says it leaves: FedOPAL eq. 9."""
+    release = task_release(task)
+    if release is None:
+        return solve_exact(task, statistics, head)
+    rule, ridge = head.rule, None
+    if rule == "fixed":
+        rule, ridge = "private-ridge", head.value
+    check_private_rule(head)
+    moments = noisy_moments(task, release, statistics, survivors)
+    prior = None if public_map is None else public_map.second_moment
+    return solve_private(moments, rule, ridge, public_moment=prior)
+
+
+def check_private_rule(head: HeadSettings) -> None:
+    """Raise InputError if the rule needs exact sums."""
+    if head.rule not in (*PRIVATE_RULES, "fixed"):
+        known = ", ".join(PRIVATE_RULES)
+        raise InputError(f"lambda rule '{head.rule}' needs exact residuals: under noise, take one of {known}")
+
+
+def noisy_moments(task: Task, release: Release, statistics: SufficientStatistics, survivors: int) -> NoisyMoments:
+    """Noisy integer sums in units of features, with the standard deviation of the noise that is in them."""
+    scale = feature_grid(task).scale
+    sigma = total_sigma(release, noise_terms(release, survivors))
+    return NoisyMoments(
+        r=statistics.r / (scale * scale),
+        c=statistics.c / scale,
+        counts=statistics.counts / release.count_scale,
+        sigma_r=sigma[R_DIAGONAL] / (scale * scale),
+        sigma_c=sigma[C] / scale,
+        sigma_counts=sigma[COUNTS] / release.count_scale,
+        max_images=task.max_images,
+        bound=task.feature_bound,
+    )
