@@ -1,42 +1,36 @@
 """Writes vectors/*.json: `python protocols/statistics/v1/generate.py [--check | --example]`.
 
-Inputs come from cases.py, outputs from reference.py, and every run writes the same bytes. `--check` writes nothing and
-exits with 1 if a file is missing, differs or is not one of ours. `--example` prints the worked example of spec.md.
+Inputs come from cases.py and private_cases.py, outputs from reference.py and private.py, and every run writes the same
+bytes. `--check` writes nothing and exits with 1 if a file is missing, differs or is not one of ours. `--example` prints
+the worked example of spec.md.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 VECTORS = HERE / "vectors"
+if __name__ == "__main__":  # run as a script, the directory above `protocols` is not where modules are looked for
+    sys.path.insert(0, str(HERE.parents[2]))
+
+from protocols.statistics.v1 import cases, private, private_cases  # noqa: E402
+from protocols.statistics.v1 import reference as ref  # noqa: E402
+
 Case = dict[str, Any]
-
-
-def load(name: str) -> ModuleType:
-    """A module beside this one, by its path: other protocols have modules of the same names."""
-    spec = importlib.util.spec_from_file_location(f"statistics_v1_{name}", HERE / f"{name}.py")
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{name}.py is missing")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-ref, cases = load("reference"), load("cases")
 each, single, double, number = cases.each, cases.single, cases.double, cases.number
 
 
 def parameters(fields: Case) -> Any:
     """Parameters from their JSON form."""
-    return ref.Parameters(**{name: number(v) if isinstance(v, str) else v for name, v in fields.items()})
+    values: dict[str, Any] = {name: number(v) if isinstance(v, str) else v for name, v in fields.items()}
+    return ref.Parameters(**values)
 
 
 # The operations of §9, from JSON form to JSON form.
@@ -135,6 +129,72 @@ def do_session(given: Case) -> Case:
     return found
 
 
+# Those of §12.
+
+
+def do_float_text(given: Case) -> Case:
+    """Numbers as they stand in a release."""
+    return {"texts": [private.float_text(number(x)) for x in given["numbers"]]}
+
+
+def do_release(given: Case) -> Case:
+    """A client's checks of a release, and the segments that it then expects."""
+    p = parameters(given["parameters"])
+    release = private.check_release(given["release"], p, private.Session(**given["session"]))
+    return {"segments": [s._asdict() for s in private.private_segments(p, release)]}
+
+
+def do_rho(given: Case) -> Case:
+    """What the sums of a release cost, whatever else is wrong with it."""
+    release = private.read_release(given["release"])
+    without: Fraction = private.rho_without_gap(release)
+    return {"rho_without_gap": f"{without.numerator}/{without.denominator}", "gap": double(float(private.gap(release)))}
+
+
+def do_tail(given: Case) -> Case:
+    """The bound of noise in a sum."""
+    return {"tail": private.tail(given["sigma"], given["clients"], given["entries"])}
+
+
+def do_noisy(given: Case) -> Case:
+    """Several clients, from grid points and samples of noise to what is read of the sum."""
+    p, release, payloads = parameters(given["parameters"]), private.read_release(given["release"]), []
+    segments = private.private_segments(p, release)
+    for client in given["clients"]:
+        exact = ref.flatten(*ref.accumulate(client["q"], client["labels"], p))
+        arrays = private.add_noise(exact, release, client["noise"])
+        if p.prompts:
+            arrays["prompts"] = [entry for token in client["prompts"] for entry in token]
+        payloads.append(ref.encode(segments, arrays))
+    total = ref.add(segments, payloads)
+    r, c, counts = private.read_noisy(ref.decode(segments, total), p)
+    sent = {"payloads": [payload.hex() for payload in payloads], "total": total.hex()}
+    return sent | {"r": r, "c": c, "counts": counts}
+
+
+def do_central(given: Case) -> Case:
+    """Several clients' exact sums, and what the server makes of them."""
+    p, release = parameters(given["parameters"]), private.read_release(given["release"])
+    segments, payloads = private.private_segments(p, release), []
+    for client in given["clients"]:
+        payloads.append(ref.encode(segments, ref.flatten(*ref.accumulate(client["q"], client["labels"], p))))
+    total = ref.flatten(*ref.read_statistics(ref.decode(segments, ref.add(segments, payloads)), p))
+    r, c, counts = private.read_noisy(private.add_noise(total, release, given["noise"]), p)
+    return {"payloads": [payload.hex() for payload in payloads], "r": r, "c": c, "counts": counts}
+
+
+def do_cap(given: Case) -> Case:
+    """Which images of each group count."""
+    images = [bytes.fromhex(image) for image in given["images"]]
+    return {"kept": private.kept(images, given["labels"], given["groups"], given["unit_images"])}
+
+
+def do_spend(given: Case) -> Case:
+    """Whether a journal gives one more release."""
+    private.spend(given["release"], given["others"], number(given["epsilon"]), number(given["delta"]))
+    return {}
+
+
 OPERATIONS: dict[str, Callable[[Case], Case]] = {
     name.removeprefix("do_"): value for name, value in globals().items() if name.startswith("do_")
 }
@@ -143,18 +203,22 @@ OPERATIONS: dict[str, Callable[[Case], Case]] = {
 def vectors() -> dict[str, str]:
     """File name -> text of every vector."""
     files = {}
-    for name, (claim, operation, given) in cases.good_cases().items():
+    for name, (claim, operation, given) in (cases.good_cases() | private_cases.good_cases()).items():
         expected = OPERATIONS[operation](given)
         files[name] = {"claim": claim, "operation": operation, "input": given, "expected": expected}
-    for name, (claim, operation, given, error) in cases.bad_cases().items():
+    for name, (claim, operation, given, error) in (cases.bad_cases() | private_cases.bad_cases()).items():
         try:
             OPERATIONS[operation](given)
             raised = "nothing"
+        except private.PolicyRefusal as refusal:
+            raised = f"PolicyRefusal {refusal}"
         except Exception as caught:
             raised = type(caught).__name__
         if raised != error:
             raise SystemExit(f"{name}: the reference raises {raised}, not {error}")
-        files[name] = {"claim": claim, "operation": operation, "input": given, "expected_error": error}
+        kind, _, rule = error.partition(" ")
+        files[name] = {"claim": claim, "operation": operation, "input": given, "expected_error": kind}
+        files[name] |= {"rule": rule} if rule else {}
     return {f"{name}.json": pretty(content) for name, content in files.items()}
 
 
