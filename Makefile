@@ -6,8 +6,7 @@ CHECKED := fedopal_secure/core fedopal_secure/encoding fedopal_secure/statistics
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint test-torch-free test-exhaustive security-tests mutants vectors coverage bench bench-scale \
-	bench-noise \
-	format constraints clean
+	bench-privacy format constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -46,8 +45,11 @@ bench: .venv/.stamp ## secure aggregation beside Flower's SecAgg+, in one run: a
 bench-scale: .venv/.stamp ## 1,000 and 10,000 clients, the server in a process of its own: an hour
 	.venv/bin/python -m benchmarks.secagg_scale
 
-bench-noise: .venv/.stamp ## the noise beside OpenDP's sampler and beside masking, in one run: a minute
+bench-privacy: .venv/.stamp ## noise beside OpenDP's and beside masking; heads beside AdaSSP; modes: a quarter of an hour
 	.venv/bin/python -m benchmarks.noise
+	.venv/bin/python -m benchmarks.features digits --out runs/digits.npz
+	.venv/bin/python -m benchmarks.private_solvers runs/digits.npz
+	.venv/bin/python -m benchmarks.private_modes
 
 coverage: .venv/.stamp ## tests with line and branch coverage
 	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing:skip-covered

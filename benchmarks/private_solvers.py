@@ -1,5 +1,6 @@
 """Heads from noisy sums: our solver beside plain perturbation, AdaSSP and the head without noise, on saved features.
 
+python -m benchmarks.features digits --out digits.npz
 python -m benchmarks.private_solvers digits.npz --json private_solvers.json
 """
 
@@ -27,6 +28,7 @@ from fedopal_secure.privacy.calibration import COUNT_SHARE
 from fedopal_secure.solver.moments import Moments
 from fedopal_secure.solver.private import NoisyMoments, solve_private, suggest_dimensions, suggest_r_share
 from fedopal_secure.solver.ridge import PAPER_RIDGE, solve_ridge
+from fedopal_secure.vision.embedded import embedded_public_map
 
 EPSILONS: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 QUICK_EPSILONS: Final = (1.0,)
@@ -50,15 +52,14 @@ NEVER_BELOW_ADASSP: Final = 0.0
 
 HELP = """Measure heads from noisy sums on saved features.
 
-FEATURES.npz holds `public` (p, D), features of public images; `train` (n, D), `train_labels`; `test`, `test_labels`.
-Noise is continuous and Gaussian, for add/remove of one image; every method sees the same seeds. "ours" is the public
-feature map with as many axes as `suggest_dimensions` says, and `solve_private` by its rule "auto", with the shares of
-the budget that a round has. "plain" adds the same noise to the same sums and takes lambda = 1e-6. AdaSSP (Wang 2018)
-makes three releases of epsilon / 3 each, delta / 3; here it may also pick its split and a factor on its lambda by the
-test accuracy, which no honest user can. It runs on the features of our map, and on normalised features as they are.
-"AdaSSP, zCDP" is our own strengthening of it: the same three releases and the same choices in hindsight, with the
-noise that zero-concentrated DP asks for. --excess multiplies all noise, as dropouts that did not happen do in
-distributed mode.
+FEATURES.npz is what `python -m benchmarks.features` writes, and --public-map a map of the same backbone. Noise is
+continuous and Gaussian, for add/remove of one image; every method sees the same seeds. "ours" is the public feature map
+with as many axes as `suggest_dimensions` says, and `solve_private` by its rule "auto", with the shares of the budget
+that a round has. "plain" adds the same noise to the same sums and takes lambda = 1e-6. AdaSSP (Wang 2018) makes three
+releases of epsilon / 3 each, delta / 3; here it may also pick its split and a factor on its lambda by the test
+accuracy, which no honest user can. It runs on the features of our map, and on normalised features as they are.
+"AdaSSP, zCDP" is our own strengthening of it: the same three releases and the same choices in hindsight, with the noise
+that zero-concentrated DP asks for. --excess multiplies all noise, as clients that stay do in distributed mode.
 """
 
 
@@ -87,9 +88,8 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """A file of features: public, train and test."""
+    """A file of features: train and test."""
 
-    public: NDArray[np.float32]
     train: NDArray[np.float32]
     train_labels: NDArray[np.int64]
     test: NDArray[np.float32]
@@ -105,7 +105,7 @@ class Features:
         """Read an .npz file, or end with one line that says what is wrong."""
         try:
             with np.load(path) as file:
-                return cls(*(file[name] for name in ("public", "train", "train_labels", "test", "test_labels")))
+                return cls(*(file[name] for name in ("train", "train_labels", "test", "test_labels")))
         except (OSError, KeyError, ValueError) as error:
             typer.echo(f"benchmarks.private_solvers: {path}: {error}", err=True)
             raise typer.Exit(2) from None
@@ -202,10 +202,11 @@ ADASSP = ("AdaSSP tuned, our map", "AdaSSP tuned, normalised features")
 STRONGER = "AdaSSP, zCDP, tuned, our map"
 
 
-def measure(features: Features, epsilons: tuple[float, ...], seeds: int, excess: float, bar: Any) -> list[Row]:
+def measure(
+    features: Features, full_map: FeatureMap, epsilons: tuple[float, ...], seeds: int, excess: float, bar: Any
+) -> list[Row]:
     """All methods at each epsilon; `bar` shows how far it is."""
     images = len(features.train)
-    full_map = FeatureMap.from_public_features(features.public)
     as_they_are = Problem.of(features, lambda f: f)
     rows: list[Row] = []
     for epsilon in bar.track(epsilons, description="epsilon"):
@@ -253,6 +254,7 @@ def show(screen: Console, name: str, rows: list[Row], seeds: int) -> None:
 
 def main(
     features: Annotated[list[Path], typer.Argument(help="Files of saved features.")],
+    public_map: Annotated[str, typer.Option(help="'embedded' or a file of `fedopal-secure public-map`.")] = "embedded",
     quick: Annotated[bool, typer.Option("--quick", help="One epsilon and two draws, to see it work.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Draws of the noise.")] = 10,
     excess: Annotated[float, typer.Option(min=1, help="All noise over the least that the privacy asks for.")] = 1.0,
@@ -261,9 +263,10 @@ def main(
     """Run it; the text for people is in HELP."""
     screen, where = console(), environment()
     draws, epsilons = (2, QUICK_EPSILONS) if quick else (seeds, EPSILONS)
+    full_map = embedded_public_map() if public_map == "embedded" else FeatureMap.load(Path(public_map))
     problems = {path.stem: Features.load(path) for path in features}
     with progress_bar(screen) as bar:
-        found = {name: measure(loaded, epsilons, draws, excess, bar) for name, loaded in problems.items()}
+        found = {name: measure(loaded, full_map, epsilons, draws, excess, bar) for name, loaded in problems.items()}
     for name, rows in found.items():
         show(screen, name, rows, draws)
     measures = [one for name, rows in found.items() for one in judge(name, rows)]

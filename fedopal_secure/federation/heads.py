@@ -12,7 +12,7 @@ from fedopal_secure.federation.config import HeadSettings
 from fedopal_secure.federation.vectors import feature_grid, task_release
 from fedopal_secure.privacy.release import Release, noise_terms, total_sigma
 from fedopal_secure.solver.moments import Moments
-from fedopal_secure.solver.private import PRIVATE_RULES, NoisyMoments, solve_private
+from fedopal_secure.solver.private import PRIVATE_RULES, NoisyMoments, ridge_floor, solve_private
 from fedopal_secure.solver.ridge import RidgeHead, solve_ridge
 from fedopal_secure.statistics.sums import SufficientStatistics
 
@@ -41,17 +41,23 @@ def solve_head(
     rule, ridge = head.rule, None
     if rule == "fixed":
         rule, ridge = "private-ridge", head.value
-    check_private_rule(head)
     moments = noisy_moments(task, release, statistics, survivors)
     prior = None if public_map is None else public_map.second_moment
     return solve_private(moments, rule, ridge, public_moment=prior)
 
 
-def check_private_rule(head: HeadSettings) -> None:
-    """Raise InputError if the rule needs exact sums."""
+def check_private_rule(head: HeadSettings, task: Task, clients: int) -> None:
+    """Raise InputError if a round with up to so many clients could not be solved by this rule, before it spends any."""
+    release = task_release(task)
+    if release is None:
+        return
     if head.rule not in (*PRIVATE_RULES, "fixed"):
         known = ", ".join(PRIVATE_RULES)
         raise InputError(f"lambda rule '{head.rule}' needs exact residuals: under noise, take one of {known}")
+    sigma = total_sigma(release, noise_terms(release, clients))[R_DIAGONAL]
+    floor = ridge_floor(sigma / feature_grid(task).scale ** 2, task.feature_dimension)
+    if head.rule == "fixed" and head.value < floor:
+        raise InputError(f"lambda {head.value:g} is below the noise of R: give at least {floor:.6g}, or take 'auto'")
 
 
 def noisy_moments(task: Task, release: Release, statistics: SufficientStatistics, survivors: int) -> NoisyMoments:

@@ -116,6 +116,7 @@ class Simulation:
             raise InputError(f"{len(train)} training images are more than max_images = {cap}: raise the cap")
         self.public_map = load_public_map(config, cap, self.backbone)
         self.task = self._make_task(cap)
+        check_private_rule(config.head, self.task, config.clients)
         self.keys = {name: SigningKey(SeededEntropy(config.seed, f"{name} identity")(32)) for name in self.names}
         self.server_key = SigningKey(SeededEntropy(config.seed, "server identity")(32))
         self.by_identity = {key.identity: name for name, key in self.keys.items()}
@@ -187,7 +188,6 @@ class Simulation:
             check_exact_rule(config.head)
             return ""
         check_private(config)
-        check_private_rule(config.head)
         if privacy.unit == "group" and self.dataset.train.groups is None:
             raise InputError(
                 f"{config.dataset} does not say which images are of one group: add group_train to the .npz, or "

@@ -71,8 +71,8 @@ class NoisyMoments:
 
     @property
     def ridge_floor(self) -> float:
-        """The spectral norm of R's noise, sigma_r sqrt(2 d): a smaller lambda divides by noise."""
-        return self.sigma_r * math.sqrt(2 * len(self.r))
+        """See `ridge_floor`."""
+        return ridge_floor(self.sigma_r, len(self.r))
 
     @property
     def images(self) -> float:
@@ -96,6 +96,11 @@ class NoisyMoments:
         noise = self.sigma_counts**2 * (classes - 1)
         positive = np.maximum(self.counts.mean() + max(0.0, 1 - noise / spread) * deviations, 0.0) if spread else equal
         return np.asarray(positive * (self.images / positive.sum()))
+
+
+def ridge_floor(sigma_r: float, dimension: int) -> float:
+    """The spectral norm of R's noise, sigma_r sqrt(2 d): a smaller lambda divides by noise."""
+    return sigma_r * math.sqrt(2 * dimension)
 
 
 def suggest_r_share(max_images: int, rho: float) -> float:

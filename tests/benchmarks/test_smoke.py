@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -20,10 +21,10 @@ from benchmarks.session import Client, Host, cast, run
 ROOT = Path(__file__).parents[2]
 
 
-def quick(module: str, folder: Path) -> dict:
+def quick(module: str, folder: Path, *arguments: str) -> dict:
     """What `python -m benchmarks.MODULE --quick` found."""
     found = folder / "found.json"
-    command = [sys.executable, "-m", f"benchmarks.{module}", "--quick", "--json", str(found)]
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments, "--quick", "--json", str(found)]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
     )
@@ -51,6 +52,28 @@ def test_the_sparse_graph_with_a_server_of_its_own(tmp_path):
     assert session["degree"] > 0
     assert session["resident_at_most"] >= session["resident_after_uploads"] > session["resident_at_start"] > 0
     assert all(measure["met"] for measure in found["measures"])
+
+
+def test_noise_beside_the_peer(tmp_path):
+    pytest.importorskip("opendp", reason="missing tool: opendp, whose sampler is the peer of this benchmark")
+    found = quick("noise", tmp_path)
+    assert [measure["met"] for measure in found["measures"]] == [True]
+
+
+def test_heads_from_noisy_sums(tmp_path):
+    random = np.random.default_rng(0)
+    means, labels = random.standard_normal((3, 224)), np.arange(600) % 3
+    features = (means[labels] + random.standard_normal((600, 224))).astype(np.float32)
+    file = tmp_path / "blobs.npz"
+    np.savez(file, train=features[:450], train_labels=labels[:450], test=features[450:], test_labels=labels[450:])
+    found = quick("private_solvers", tmp_path, str(file))
+    methods = {row["method"]: row["mean"] for row in found["runs"]["blobs"]}
+    assert methods["no privacy, gcv"] > methods["largest class"] + 20
+
+
+def test_modes_of_the_same_noise(tmp_path):
+    (pair,) = quick("private_modes", tmp_path)["pairs"]
+    assert abs(pair["distributed"] - pair["central"]) < 20
 
 
 def transcript(degree: int, sample: frozenset[int]) -> str:
