@@ -145,20 +145,25 @@ def simulate(
         str | None,
         typer.Option(help="none, local, two-phase, public:MODEL.safetensors, or dp-sgd:CLIP (two-phase, private)."),
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Differential privacy of what leaves; inf is none.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Privacy loss allowed for one image: 1 is strict, 8 loose, inf none.")
+    ] = None,
     delta: Annotated[float | None, typer.Option(help="Its delta, below one over max_images; default 1e-5.")] = None,
     privacy: Annotated[
         str | None, typer.Option(help="Who adds the noise: distributed (default), central or local.")
     ] = None,
     public_map: Annotated[
-        str | None, typer.Option(help="Under noise: FILE of `public-map`, 'embedded' (its default), or 'none'.")
+        str | None,
+        typer.Option(help="Under noise: FILE of `public-map`, 'embedded' (that backbone's default), 'none'."),
     ] = None,
     protocol: Annotated[str | None, typer.Option(help="pairwise or plain.")] = None,
     drop: Annotated[
         list[str] | None,
         typer.Option(help="[SESSION.]PHASE:COUNT or [SESSION.]PHASE:ID,ID disappear before that phase. Repeatable."),
     ] = None,
-    ridge: Annotated[str | None, typer.Option("--lambda", help="'gcv', or a number.")] = None,
+    ridge: Annotated[
+        str | None, typer.Option("--lambda", help="auto, gcv, private-ridge, class-mean, or a number.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the data split, tuning, keys and masks.")] = None,
     baselines: Annotated[bool, typer.Option(help="Also compute the baselines, for comparison.")] = False,
     policy: Annotated[Path | None, typer.Option(help="A client's policy, as examples/policy.toml.")] = None,
@@ -185,13 +190,17 @@ def simulate(
         values = {} if config is None else load_toml(config)
         values |= {name: value for name, value in options.items() if value is not None}
         if prompts is not None:
-            values["prompts"] = _section(values, "prompts") | _prompts(prompts)
+            values["prompts"] = _prompts(_section(values, "prompts"), prompts)
         wished = {"epsilon": epsilon, "delta": delta, "mode": privacy}
         if any(value is not None for value in wished.values()):
             given = {name: value for name, value in wished.items() if value is not None}
             values["privacy"] = _section(values, "privacy") | given
             if "epsilon" not in values["privacy"]:
                 raise InputError("--privacy and --delta need an --epsilon")
+        if "dp_sgd" in _section(values, "prompts") and "privacy" not in values:
+            raise InputError(
+                "prompts by DP-SGD are part of a private release: give an --epsilon (inf compares without)"
+            )
         if public_map is not None:
             if "privacy" not in values:
                 raise InputError("--public-map helps under noise only: give an --epsilon too")
@@ -231,25 +240,24 @@ def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
     return section
 
 
-def _prompts(text: str) -> dict[str, Any]:
+def _prompts(section: dict[str, Any], text: str) -> dict[str, Any]:
     mode, _, detail = text.partition(":")
     if mode == "dp-sgd":
         try:
-            return {"mode": "two-phase", "dp_sgd": {"clip": float(detail)}}
+            clip = float(detail)
         except ValueError:
             raise InputError(f"--prompts {text}: DP-SGD needs its clipping bound: dp-sgd:1.0, say") from None
+        return section | {"mode": "two-phase", "dp_sgd": _section(section, "dp_sgd") | {"clip": clip}}
     if detail and mode != "public":
         raise InputError(f"--prompts {text}: only 'public' takes a file")
-    return {"mode": mode} | ({"file": detail} if detail else {})
+    return section | {"mode": mode} | ({"file": detail} if detail else {})
 
 
 def _lambda(text: str) -> dict[str, Any]:
-    if text == "gcv":
-        return {"rule": "gcv"}
     try:
         return {"rule": "fixed", "value": float(text)}
     except ValueError:
-        raise InputError(f"--lambda {text}: give 'gcv' or a number") from None
+        return {"rule": text}
 
 
 def _print_result(result: Result, out: Path | None) -> None:
@@ -294,8 +302,6 @@ def privacy(
     """Plan a private release: the noise on each segment, what it claims, and the line that goes into a policy."""
     with _errors():
         settings = parse_config(SimulationConfig, load_toml(config), str(config))
-        if settings.privacy is None:
-            raise InputError(f"{config}: there is no [privacy] table: add one with an epsilon")
         from fedopal_secure.federation.vectors import task_release
         from fedopal_secure.privacy.release import total_sigma
         from fedopal_secure.runtimes.simulation import Simulation
@@ -303,7 +309,7 @@ def privacy(
         task = Simulation(settings).task
         release = task_release(task)
         if release is None:
-            raise InputError(f"{config}: there is no [privacy] table: add one with an epsilon")
+            raise InputError(f"{config}: there is nothing private to plan: add [privacy] with a finite epsilon")
         if as_json:
             print(task.release)
             return

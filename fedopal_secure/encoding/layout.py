@@ -55,6 +55,16 @@ def width_of(bound: int, signed: bool) -> int:
     return width
 
 
+def statistics_lengths(dimension: int, classes: int) -> dict[str, int]:
+    """Entries of each segment of R, C and the class counts, in the order of the vector."""
+    return {
+        R_DIAGONAL: dimension,
+        R_UPPER: dimension * (dimension - 1) // 2,
+        C: dimension * classes,
+        COUNTS: classes,
+    }
+
+
 def statistics_segments(
     dimension: int,
     classes: int,
@@ -76,12 +86,7 @@ def statistics_segments(
             f"dimension {dimension}, {classes} classes, {bits} bits, at most {max_images} images: "
             "it takes at least two dimensions, a class, a bit and an image"
         )
-    lengths = {
-        R_DIAGONAL: dimension,
-        R_UPPER: dimension * (dimension - 1) // 2,
-        C: dimension * classes,
-        COUNTS: classes,
-    }
+    lengths = statistics_lengths(dimension, classes)
     bounds = {
         R_DIAGONAL: r_diagonal_bound(bits, max_images),
         R_UPPER: r_upper_bound(bits, max_images),

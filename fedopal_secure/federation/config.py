@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedopal_secure.core.errors import InputError
 from fedopal_secure.core.graph import least_degree
 from fedopal_secure.core.params import MAX_CLIENTS, least_cohort
+from fedopal_secure.privacy.release import Mode, Unit
 
 Count = Annotated[int, Field(ge=1)]
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -77,14 +78,14 @@ class PrivacySettings(_Section):
     """Differential privacy of what leaves: one unit, added or removed, is hidden up to (epsilon, delta)."""
 
     mode: Annotated[
-        Literal["distributed", "central", "local"],
+        Mode,
         Field(
             description="distributed: clients' noise adds up; central: the server adds it; local: each is on its own"
         ),
     ] = "distributed"
     epsilon: Annotated[float, Field(gt=0, description="inf: exact sums, no privacy")]
     delta: Annotated[float, Field(gt=0, lt=1, description="below one over max_images")] = 1e-5
-    unit: Annotated[Literal["image", "group"], Field(description="what is hidden; groups come with the data")] = "image"
+    unit: Annotated[Unit, Field(description="what is hidden; groups come with the data")] = "image"
     unit_images: Annotated[Count, Field(description="images of one group that are used at most")] = 1
     r_share: Annotated[
         float | None, Field(gt=0, lt=1, description="R's part of the privacy of R and C; default: by public numbers")
@@ -169,8 +170,9 @@ class SimulationConfig(_Section):
 class PolicyConfig(_Section):
     """A client's own policy.
 
-    In a simulation what is left out is what the simulation proposes, except for the limits, whose defaults hold; the
-    identities are made from its seed, so a file that names some is refused there.
+    In a simulation what is left out is what the simulation proposes, except for the limits and the release, whose
+    defaults hold (epsilon and delta are then those of one such release); the identities are made from its seed, so a
+    file that names some is refused there.
     """
 
     identities: Annotated[dict[str, Hex32], Field(description="name = Ed25519 public key in hex")] = {}
@@ -197,7 +199,9 @@ class PolicyConfig(_Section):
     min_contributors: Annotated[
         int, Field(ge=0, description="honest contributors that each class needs, taken in a census; 0: no census")
     ] = 0
-    sessions: Annotated[Count, Field(description="how many chains of sessions may use the same data")] = 1
+    sessions: Annotated[
+        Count, Field(description="how many chains of sessions may use the same data; private ones: any data of mine")
+    ] = 1
     protocols: Annotated[tuple[str, ...], Field(description="protocols that are accepted")] = ("secagg/v1",)
 
 

@@ -19,10 +19,15 @@ from fedopal_secure.statistics.sums import SufficientStatistics
 _EXACT: Final = {"auto": "gcv", "gcv": "gcv", "fixed": "fixed"}
 
 
-def check_exact_rule(head: HeadSettings) -> None:
-    """Raise InputError if the rule is only for sums with noise."""
-    if head.rule not in _EXACT:
+def check_rule(head: HeadSettings, *, noisy: bool) -> None:
+    """Raise InputError if a head of noisy sums, or of exact ones, cannot be made by these settings."""
+    if not noisy and head.rule not in _EXACT:
         raise InputError(f"lambda rule '{head.rule}' is for sums with noise: give an --epsilon, or another rule")
+    if noisy and head.rule not in (*PRIVATE_RULES, "fixed"):
+        known = ", ".join(PRIVATE_RULES)
+        raise InputError(f"lambda rule '{head.rule}' needs exact residuals: under noise, take one of {known}")
+    if noisy and not head.intercept:
+        raise InputError("a head of noisy sums has an intercept: leave out intercept = false")
 
 
 def solve_exact(task: Task, statistics: SufficientStatistics, head: HeadSettings) -> RidgeHead:
@@ -46,17 +51,14 @@ def solve_head(
     return solve_private(moments, rule, ridge, public_moment=prior)
 
 
-def check_private_rule(head: HeadSettings, task: Task, clients: int) -> None:
-    """Raise InputError if a round with up to so many clients could not be solved by this rule, before it spends any."""
+def check_ridge(head: HeadSettings, task: Task, clients: int) -> None:
+    """Raise InputError if lambda is below the noise of a private round with up to so many clients, before it runs."""
     release = task_release(task)
-    if release is None:
+    if release is None or head.rule != "fixed":
         return
-    if head.rule not in (*PRIVATE_RULES, "fixed"):
-        known = ", ".join(PRIVATE_RULES)
-        raise InputError(f"lambda rule '{head.rule}' needs exact residuals: under noise, take one of {known}")
     sigma = total_sigma(release, noise_terms(release, clients))[R_DIAGONAL]
     floor = ridge_floor(sigma / feature_grid(task).scale ** 2, task.feature_dimension)
-    if head.rule == "fixed" and head.value < floor:
+    if head.value < floor:
         raise InputError(f"lambda {head.value:g} is below the noise of R: give at least {floor:.6g}, or take 'auto'")
 
 

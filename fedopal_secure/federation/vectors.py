@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -31,7 +31,7 @@ def session_names(prompt_mode: str, min_contributors: int) -> tuple[str, ...]:
     return (*census, *prompts, STATISTICS_SESSION)
 
 
-_parse_once = cache(parse_release)
+_parse_once = lru_cache(64)(parse_release)
 
 
 def task_release(task: Task) -> Release | None:

@@ -1,7 +1,7 @@
 """From noise to (epsilon, delta) and back, by the accountants of dp-accounting and no formula of our own.
 
-The integer path counts as zero-concentrated DP and composes with DP-SGD under Renyi DP; DP-SGD alone is accounted by
-its privacy loss distribution, which is tighter.
+The integer path counts as zero-concentrated DP and composes with DP-SGD under Renyi DP. What DP-SGD took alone is told
+by its privacy loss distribution, which is tighter.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 from dp_accounting import (
@@ -25,8 +25,11 @@ from dp_accounting.rdp import RdpAccountant
 from fedopal_secure.core.errors import InputError, PolicyRefusal
 from fedopal_secure.privacy.release import PrivateTuning, Release, zcdp
 
-# dp-accounting's own orders leap from 128 to 256 and beyond, which costs a twentieth of a small epsilon.
-_ORDERS: Final = (*(1 + x / 10 for x in range(1, 100)), *range(11, 64), *range(64, 257, 16), 384, 512, 1024)
+ACCOUNTANT: Final = "RDP"  # of a release
+# Renyi orders; dp-accounting's own leap from 128 to 256 and beyond, which costs a twentieth of a small epsilon. Below 2
+# its series for Poisson samples need not converge, and it says so hundreds of times.
+_WHOLE_ORDERS: Final = (*range(2, 64), *range(64, 257, 16), 384, 512, 1024)
+_ORDERS: Final = (*(1 + x / 10 for x in range(1, 100)), *_WHOLE_ORDERS)
 _ROUNDING: Final = 1 + 1e-9  # claims are compared after a detour through float64
 _STEPS: Final = 30  # of bisection, down to 1e-7 of the result
 _MOST_NOISE: Final = 1e4
@@ -45,17 +48,22 @@ def events(release: Release) -> tuple[DpEvent, ...]:
     return sums if release.prompts is None else (tuning_event(release.prompts), *sums)
 
 
-def accountant_name(spent: Sequence[DpEvent]) -> str:
-    """Which accountant `epsilon_of` takes."""
-    return "PLD" if spent and all(isinstance(event, SelfComposedDpEvent) for event in spent) else "RDP"
+def tuning_epsilon(tuning: PrivateTuning, delta: float) -> float:
+    """Epsilon of DP-SGD alone, by its privacy loss distribution."""
+    return float(PLDAccountant().compose(tuning_event(tuning)).get_epsilon(delta))
 
 
 def epsilon_of(spent: Sequence[DpEvent], delta: float) -> float:
-    """The least epsilon, at this delta, of everything spent together, add/remove."""
-    accountant = PLDAccountant() if accountant_name(spent) == "PLD" else RdpAccountant(_ORDERS)
+    """The least epsilon, at this delta, of everything spent together, add/remove, under Renyi DP."""
+    return float(_composed(spent).get_epsilon(delta))
+
+
+def _composed(spent: Sequence[DpEvent]) -> RdpAccountant:
+    sampled = any(isinstance(event, SelfComposedDpEvent) for event in spent)
+    accountant = RdpAccountant(_WHOLE_ORDERS if sampled else _ORDERS)
     for event in spent:
         accountant.compose(event)
-    return float(accountant.get_epsilon(delta))
+    return accountant
 
 
 def claimed(releases: Iterable[Release], delta: float) -> float:
@@ -63,7 +71,7 @@ def claimed(releases: Iterable[Release], delta: float) -> float:
     return _claimed(tuple(releases), delta)
 
 
-@cache  # in a simulation every client asks the same
+@lru_cache(64)  # in a simulation every client asks the same
 def _claimed(releases: tuple[Release, ...], delta: float) -> float:
     return epsilon_of([event for release in releases for event in events(release)], delta)
 
@@ -91,9 +99,7 @@ def affordable_rho(epsilon: float, delta: float, spent: Sequence[DpEvent] = ()) 
 
     Raises InputError if nothing is left for it.
     """
-    before = RdpAccountant(_ORDERS)
-    for event in spent:
-        before.compose(event)
+    before = _composed(spent)
 
     def holds(rho: float) -> bool:
         return float(copy.deepcopy(before).compose(ZCDpEvent(rho)).get_epsilon(delta)) <= epsilon
@@ -101,15 +107,13 @@ def affordable_rho(epsilon: float, delta: float, spent: Sequence[DpEvent] = ()) 
     return _largest(holds, 1e-12, _MOST_RHO)
 
 
-@cache
+@lru_cache(64)
 def least_noise_multiplier(epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
     """The least noise multiplier with which DP-SGD alone keeps to (epsilon, delta) under Renyi DP."""
 
     def holds(inverse: float) -> bool:
         event = tuning_event(PrivateTuning(sample_rate, 1 / inverse, steps, clip=1.0, lot=1))
-        accountant = RdpAccountant(_ORDERS)  # as when it is composed with the sums
-        accountant.compose(event)
-        return float(accountant.get_epsilon(delta)) <= epsilon
+        return epsilon_of([event], delta) <= epsilon  # as it will be composed with the sums
 
     return 1 / _largest(holds, 1 / _MOST_NOISE, 10.0)
 

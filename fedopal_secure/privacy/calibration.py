@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from fedopal_secure.core.errors import InputError
-from fedopal_secure.encoding.layout import COUNTS, R_DIAGONAL, R_UPPER, C
+from fedopal_secure.encoding.layout import COUNTS, R_DIAGONAL, R_UPPER, C, statistics_lengths
 from fedopal_secure.privacy.accounting import (
     affordable_rho,
     check_claim,
@@ -32,7 +32,6 @@ from fedopal_secure.privacy.release import (
     PrivateTuning,
     Release,
     Unit,
-    segment_lengths,
     squared_sensitivities,
 )
 
@@ -56,15 +55,11 @@ class Vector:
     honest: int
 
 
-@dataclass(frozen=True)
-class TuningPlan:
-    """DP-SGD before its noise is chosen: see `PrivateTuning`; `share` is the part of epsilon that prompts may take."""
-
-    share: float
-    sample_rate: float
-    steps: int
-    clip: float
-    lot: int
+def private_tuning(
+    epsilon: float, delta: float, *, sample_rate: float, steps: int, clip: float, lot: int
+) -> PrivateTuning:
+    """DP-SGD with the least noise that keeps to (epsilon, delta) by itself; see `PrivateTuning`."""
+    return PrivateTuning(sample_rate, least_noise_multiplier(epsilon, delta, sample_rate, steps), steps, clip, lot)
 
 
 def calibrate(
@@ -73,15 +68,53 @@ def calibrate(
     epsilon: float,
     delta: float,
     *,
-    r_share: float = 0.2,
+    r_share: float = 0.5,
     unit: Unit = "image",
     unit_images: int = 1,
-    tuning: TuningPlan | None = None,
+    prompts: PrivateTuning | None = None,
 ) -> Release:
     """The release with the least noise that keeps to (epsilon, delta) for one unit, add/remove.
 
-    `r_share` is R's part of the privacy of R and C together. Raises InputError for numbers that make no release.
+    `r_share` is R's part of the privacy of R and C together, `prompts` how prompts are tuned beforehand; the sums get
+    what that leaves. Raises InputError for numbers that make no release.
     """
+    _check(vector, mode, epsilon, delta, r_share, unit, unit_images, prompts)
+    rho = affordable_rho(epsilon, delta, () if prompts is None else (tuning_event(prompts),))
+    contributors = vector.honest if mode == "distributed" else 1
+    count_scale = _count_scale(rho * COUNT_SHARE * contributors, unit_images)
+    limits = squared_sensitivities(vector.dimension, vector.bits, count_scale, unit_images)
+    sigmas = _sigmas(limits, rho * contributors, r_share)
+    lengths = statistics_lengths(vector.dimension, vector.classes)
+    release = Release(
+        mechanism=MECHANISM,
+        mode=mode,
+        unit=unit,
+        unit_images=unit_images,
+        relation=RELATION,
+        epsilon=epsilon,
+        delta=delta,
+        contributors=contributors,
+        count_scale=count_scale,
+        segments=tuple(NoisySegment(name, length, limits[name], sigmas[name]) for name, length in lengths.items()),
+        prompts=prompts,
+    )
+    found = claimed([release], delta)
+    # Where delta alone covers everything, the accountant says 0, and a claim must be above.
+    release = msgspec.structs.replace(release, epsilon=min(epsilon, found) or epsilon)
+    check_claim(release)
+    return release
+
+
+def _check(
+    vector: Vector,
+    mode: str,
+    epsilon: float,
+    delta: float,
+    r_share: float,
+    unit: str,
+    unit_images: int,
+    prompts: PrivateTuning | None,
+) -> None:
     if mode not in MODES:
         raise InputError(f"there is no privacy mode {mode!r}: give one of {', '.join(MODES)}")
     if not 0 < epsilon < math.inf:
@@ -89,21 +122,19 @@ def calibrate(
     if not 0 < delta < 1 / vector.max_images:
         limit = f"1/{vector.max_images}, one over the public cap on images"
         raise InputError(f"delta is {delta:g}: give a number above 0 and below {limit}")
-    if not 1 <= unit_images <= (1 if unit == "image" else MOST_UNIT_IMAGES):
-        raise InputError(f"a unit of {unit_images} images: give 1 for images, 1 to {MOST_UNIT_IMAGES} for groups")
-    if tuning is not None and unit != "image":
-        raise InputError("prompts by DP-SGD hide single images and not groups: take unit 'image', or other prompts")
-    prompts = None if tuning is None else _tuning(tuning, epsilon, delta)
-    rho = affordable_rho(epsilon, delta, () if prompts is None else (tuning_event(prompts),))
     if not 0 < r_share < 1:
         raise InputError(f"the share of R is {r_share:g}: give a number between 0 and 1")
-    contributors = vector.honest if mode == "distributed" else 1
-    count_scale = _count_scale(rho * COUNT_SHARE * contributors, unit_images)
-    limits = squared_sensitivities(vector.dimension, vector.bits, count_scale, unit_images)
+    if not 1 <= unit_images <= (1 if unit == "image" else MOST_UNIT_IMAGES):
+        raise InputError(f"a unit of {unit_images} images: give 1 for images, 1 to {MOST_UNIT_IMAGES} for groups")
+    if prompts is not None and unit != "image":
+        raise InputError("prompts by DP-SGD hide single images and not groups: take unit 'image', or other prompts")
+
+
+def _sigmas(limits: dict[str, int], budget: float, r_share: float) -> dict[str, int]:
+    """By segment, one contributor's sigma; `budget` is rho times the number of contributors."""
 
     def least(squared: float, part: float) -> int:
-        """Least sigma of one contributor with squared / (2 contributors sigma^2) <= part * rho."""
-        return math.ceil(math.sqrt(squared / (2 * contributors * part * rho)))
+        return math.ceil(math.sqrt(squared / (2 * part * budget)))
 
     rest = 1 - COUNT_SHARE
     # Off the diagonal 1/sqrt(2) of the noise on it: all entries of R, taken twice, then cost the same, which gives the
@@ -123,32 +154,7 @@ def calibrate(
             )
         if sigma > MOST_SIGMA:
             raise InputError(f"sigma of {name!r} is beyond 2^40: give fewer feature bits or a larger epsilon")
-    release = Release(
-        mechanism=MECHANISM,
-        mode=mode,
-        unit=unit,
-        unit_images=unit_images,
-        relation=RELATION,
-        epsilon=epsilon,
-        delta=delta,
-        contributors=contributors,
-        count_scale=count_scale,
-        segments=tuple(
-            NoisySegment(name, length, limits[name], sigmas[name])
-            for name, length in segment_lengths(vector.dimension, vector.classes).items()
-        ),
-        prompts=prompts,
-    )
-    release = msgspec.structs.replace(release, epsilon=min(epsilon, claimed([release], delta)) or epsilon)
-    check_claim(release)
-    return release
-
-
-def _tuning(plan: TuningPlan, epsilon: float, delta: float) -> PrivateTuning:
-    if not 0 < plan.share < 1:
-        raise InputError(f"the prompts' share of epsilon is {plan.share:g}: give a number between 0 and 1")
-    noise = least_noise_multiplier(plan.share * epsilon, delta, plan.sample_rate, plan.steps)
-    return PrivateTuning(plan.sample_rate, noise, plan.steps, plan.clip, plan.lot)
+    return sigmas
 
 
 def _count_scale(rho: float, unit_images: int) -> int:

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
 from fedopal_secure.core.errors import InputError, PolicyRefusal
-from fedopal_secure.encoding.layout import COUNTS, R_DIAGONAL, R_UPPER, C
+from fedopal_secure.encoding.layout import COUNTS, R_DIAGONAL, R_UPPER, C, statistics_lengths
 
 MECHANISM: Final = "discrete-gaussian"
 RELATION: Final = "add-remove"
-MODES: Final = ("distributed", "central", "local")
-UNITS: Final = ("image", "group")
 LEAST_SIGMA: Final = 3  # below, a sum of discrete Gaussians is not close to one (Kairouz, Liu, Steinke 2021)
 MOST_SIGMA: Final = 2**40
 MOST_UNIT_IMAGES: Final = 2**12
 
 Mode = Literal["distributed", "central", "local"]
+MODES: Final = get_args(Mode)
 Unit = Literal["image", "group"]
+UNITS: Final = get_args(Unit)
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -177,7 +177,7 @@ def check_release(
     )
     require(1 <= release.count_scale <= 2**32, f"{release.count_scale} grid units for one image")
     limits = squared_sensitivities(dimension, bits, release.count_scale, release.unit_images)
-    lengths = segment_lengths(dimension, classes)
+    lengths = statistics_lengths(dimension, classes)
     shown = [(segment.name, segment.length, segment.squared_sensitivity) for segment in release.segments]
     require(shown == [(name, lengths[name], limits[name]) for name in lengths], "its segments are not the session's")
     for segment in release.segments:
@@ -200,16 +200,6 @@ def _check_tuning(tuning: PrivateTuning) -> None:
     positive = all(0 < x < math.inf for x in (tuning.noise_multiplier, tuning.clip, tuning.lot))
     if not (0 < tuning.sample_rate <= 1 and 1 <= tuning.steps <= 2**20 and positive):
         raise PolicyRefusal("release", "the numbers of its DP-SGD are out of range")
-
-
-def segment_lengths(dimension: int, classes: int) -> dict[str, int]:
-    """Entries of each noisy segment, in the order of the vector."""
-    return {
-        R_DIAGONAL: dimension,
-        R_UPPER: dimension * (dimension - 1) // 2,
-        C: dimension * classes,
-        COUNTS: classes,
-    }
 
 
 def noise_terms(release: Release, survivors: int) -> int:

@@ -17,7 +17,7 @@ from fedopal_secure.encoding.vector import unpack
 from fedopal_secure.federation.secure_sum import UPLOAD
 from fedopal_secure.federation.server import SessionRecord
 from fedopal_secure.federation.vectors import task_release
-from fedopal_secure.privacy.accounting import accountant_name, epsilon_of, events
+from fedopal_secure.privacy.accounting import ACCOUNTANT, tuning_epsilon
 from fedopal_secure.privacy.release import noise_terms, total_sigma, zcdp
 
 
@@ -188,7 +188,6 @@ def privacy_result(task: Task, survivors: int) -> Privacy | None:
     release = task_release(task)
     if release is None:
         return None
-    spent = events(release)
     return Privacy(
         mechanism=release.mechanism,
         mode=release.mode,
@@ -201,8 +200,8 @@ def privacy_result(task: Task, survivors: int) -> Privacy | None:
         contributors=release.contributors,
         sigma=total_sigma(release, release.contributors),
         realised=math.sqrt(noise_terms(release, survivors) / release.contributors),
-        prompts_epsilon=None if release.prompts is None else epsilon_of(spent[:1], release.delta),
-        accountant=accountant_name(spent),
+        prompts_epsilon=None if release.prompts is None else tuning_epsilon(release.prompts, release.delta),
+        accountant=ACCOUNTANT,
     )
 
 

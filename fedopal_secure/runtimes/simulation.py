@@ -22,7 +22,7 @@ from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.encoding.layout import plain_float32_bytes
 from fedopal_secure.federation.client import PrivateData, compute_statistics, prompts_digest
 from fedopal_secure.federation.config import PolicyConfig, PrivacySettings, SimulationConfig, dump_toml
-from fedopal_secure.federation.heads import check_exact_rule, check_private_rule, solve_exact
+from fedopal_secure.federation.heads import check_ridge, check_rule, solve_exact
 from fedopal_secure.federation.secure_sum import PHASES, PROTOCOLS, Participant
 from fedopal_secure.federation.server import Proposal, RoundServer
 from fedopal_secure.federation.state import Journal
@@ -36,8 +36,9 @@ from fedopal_secure.federation.vectors import (
     task_release,
 )
 from fedopal_secure.model import Model, evaluate
-from fedopal_secure.privacy.accounting import affordable_rho
-from fedopal_secure.privacy.calibration import TuningPlan, Vector, calibrate
+from fedopal_secure.privacy.accounting import affordable_rho, tuning_event
+from fedopal_secure.privacy.calibration import Vector, calibrate, private_tuning
+from fedopal_secure.privacy.release import PrivateTuning
 from fedopal_secure.runtimes.dropouts import Dropouts, parse_drop
 from fedopal_secure.runtimes.in_process import run_round
 from fedopal_secure.runtimes.parties import SeededEntropy, Vectors, WitnessedClient
@@ -100,6 +101,7 @@ class Simulation:
         For a caller that runs many simulations, `backbone` is loaded already, `dataset` is what `load_images` gave for
         an equal configuration, and `extract` is how features are taken.
         """
+        check_settings(config)
         self.config, self._report = config, quiet
         self.names = tuple(f"client-{number:02d}" for number in range(1, config.clients + 1))
         self.protocol = PROTOCOLS[config.protocol]
@@ -116,7 +118,7 @@ class Simulation:
             raise InputError(f"{len(train)} training images are more than max_images = {cap}: raise the cap")
         self.public_map = load_public_map(config, cap, self.backbone)
         self.task = self._make_task(cap)
-        check_private_rule(config.head, self.task, config.clients)
+        check_ridge(config.head, self.task, config.clients)
         self.keys = {name: SigningKey(SeededEntropy(config.seed, f"{name} identity")(32)) for name in self.names}
         self.server_key = SigningKey(SeededEntropy(config.seed, "server identity")(32))
         self.by_identity = {key.identity: name for name, key in self.keys.items()}
@@ -185,31 +187,29 @@ class Simulation:
         """The private release that the configuration asks for, as the task names it; empty for exact sums."""
         config, privacy = self.config, self.config.privacy
         if privacy is None:
-            check_exact_rule(config.head)
             return ""
-        check_private(config)
         if privacy.unit == "group" and self.dataset.train.groups is None:
             raise InputError(
                 f"{config.dataset} does not say which images are of one group: add group_train to the .npz, or "
                 "groups.csv with columns file,group to the folder"
             )
-        dp_sgd = config.prompts.dp_sgd
-        tuned = task.prompt_mode in ("local", "two-phase")
+        prompts = tuned_prompts(config, privacy)
+        rho = total_rho(config, privacy, prompts)
         return calibrate(
             Vector(
-                task.feature_dimension,
-                len(task.classes),
-                task.feature_bits,
-                task.max_images,
-                config.cohort - config.corrupt_clients,
+                dimension=task.feature_dimension,
+                classes=len(task.classes),
+                bits=task.feature_bits,
+                max_images=task.max_images,
+                honest=config.cohort - config.corrupt_clients,
             ),
             privacy.mode,
             privacy.epsilon,
             privacy.delta,
-            r_share=privacy.r_share or suggest_r_share(task.max_images, total_rho(config, privacy)),
+            r_share=privacy.r_share or suggest_r_share(task.max_images, rho),
             unit=privacy.unit,
             unit_images=privacy.unit_images,
-            tuning=TuningPlan(**dp_sgd.model_dump()) if tuned and dp_sgd is not None else None,
+            prompts=prompts,
         ).text()
 
     def _make_policy(self, file: PolicyConfig | None) -> Policy:
@@ -454,21 +454,32 @@ def load_public_map(config: SimulationConfig, max_images: int, backbone: Backbon
         return public_map
     if config.features.dimensions is not None:
         return public_map.leading(config.features.dimensions)
-    return public_map.leading(suggest_dimensions(max_images, total_rho(config, privacy), public_map.dimension))
+    rho = total_rho(config, privacy, tuned_prompts(config, privacy))
+    return public_map.leading(suggest_dimensions(max_images, rho, public_map.dimension))
 
 
-def total_rho(config: SimulationConfig, privacy: PrivacySettings) -> float:
+def tuned_prompts(config: SimulationConfig, privacy: PrivacySettings) -> PrivateTuning | None:
+    """How prompts are tuned on private images, with the noise that their share of epsilon takes; None if not at all."""
+    if config.prompts.mode not in ("local", "two-phase") or config.prompts.dp_sgd is None:
+        return None
+    settings = config.prompts.dp_sgd.model_dump()
+    return private_tuning(settings.pop("share") * privacy.epsilon, privacy.delta, **settings)
+
+
+def total_rho(config: SimulationConfig, privacy: PrivacySettings, prompts: PrivateTuning | None) -> float:
     """What the noise in the whole sum would be worth as one release of single images: what a head can be made from.
 
     A group moves the sums more than an image, and local noise is every client's own.
     """
     copies = config.clients if privacy.mode == "local" else 1
-    return affordable_rho(privacy.epsilon, privacy.delta) / (privacy.unit_images**2 * copies)
+    spent = () if prompts is None else (tuning_event(prompts),)
+    return affordable_rho(privacy.epsilon, privacy.delta, spent) / (privacy.unit_images**2 * copies)
 
 
-def check_private(config: SimulationConfig) -> None:
-    """Refuse, before anything is loaded into a round, what would void the privacy that is asked for."""
+def check_settings(config: SimulationConfig) -> None:
+    """Refuse, before anything is loaded, what would void the privacy that is asked for, or what nobody could solve."""
     privacy, prompts = config.privacy, config.prompts
+    check_rule(config.head, noisy=privacy is not None)
     if privacy is None:
         return
     if config.min_contributors:
@@ -476,7 +487,7 @@ def check_private(config: SimulationConfig) -> None:
     if prompts.mode in ("local", "two-phase") and prompts.dp_sgd is None:
         raise InputError(
             f"prompts of mode '{prompts.mode}' move every feature of a client, so without privacy of their own they "
-            "void that of the sums: take --prompts none, public:FILE, or add [prompts.dp_sgd] with a clip"
+            "void that of the sums: take --prompts none, public:FILE or dp-sgd:CLIP"
         )
     if config.protocol == "plain" and privacy.mode == "distributed":
         raise InputError("distributed noise hides a client only inside a masked sum: take protocol 'pairwise'")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedopal_secure.core.errors import InputError, MisuseError, OverflowBudgetError
 from fedopal_secure.encoding.grid import MAX_FEATURE_BITS
-from fedopal_secure.encoding.layout import COUNTS, R_DIAGONAL, R_UPPER, C
+from fedopal_secure.encoding.layout import COUNTS, R_DIAGONAL, R_UPPER, C, statistics_lengths
 
 _EXACT_BITS: Final = 53  # float64 holds every integer up to 2**53
 _BLOCK_ROWS: Final = 8192  # bounds the memory of a block; only grids beyond 20 bits need smaller ones
@@ -55,13 +55,7 @@ class SufficientStatistics:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[np.int64]], dimension: int, classes: int) -> SufficientStatistics:
         """The inverse of `to_arrays`; arrays of other names are ignored. Raises MisuseError for wrong lengths."""
-        lengths = {
-            R_DIAGONAL: dimension,
-            R_UPPER: dimension * (dimension - 1) // 2,
-            C: dimension * classes,
-            COUNTS: classes,
-        }
-        for name, length in lengths.items():
+        for name, length in statistics_lengths(dimension, classes).items():
             if name not in arrays or arrays[name].shape != (length,):
                 raise MisuseError(f"statistics need an array {name!r} of {length} entries")
         r = np.zeros((dimension, dimension), np.int64)

@@ -13,21 +13,20 @@ from dp_accounting.pld import PLDAccountant
 from fedopal_secure.core.errors import InputError, PolicyRefusal
 from fedopal_secure.encoding.layout import COUNTS, R_UPPER, C
 from fedopal_secure.privacy.accounting import (
-    accountant_name,
     affordable_rho,
     check_claim,
     check_limit,
     claimed,
     epsilon_of,
     events,
-    least_noise_multiplier,
+    tuning_epsilon,
     tuning_event,
 )
-from fedopal_secure.privacy.calibration import TuningPlan, Vector, calibrate
+from fedopal_secure.privacy.calibration import Vector, calibrate, private_tuning
 from fedopal_secure.privacy.release import PrivateTuning, sum_gap, total_sigma, zcdp
 
 VECTOR = Vector(dimension=32, classes=5, bits=12, max_images=4096, honest=8)
-PLAN = TuningPlan(share=0.5, sample_rate=0.1, steps=20, clip=1.0, lot=32)
+TUNING = private_tuning(1.0, 1e-5, sample_rate=0.1, steps=20, clip=1.0, lot=32)
 
 
 def by_hand(rho: float, delta: float) -> float:
@@ -100,20 +99,23 @@ def test_releases_of_the_same_images_compose() -> None:
 
 
 def test_prompts_by_dp_sgd_and_sums_are_accounted_together() -> None:
-    release = calibrate(VECTOR, "distributed", 2.0, 1e-5, tuning=PLAN)
+    release = calibrate(VECTOR, "distributed", 2.0, 1e-5, prompts=TUNING)
     assert release.prompts is not None
-    spent = events(release)
-    assert accountant_name(spent) == "RDP"
-    assert 0.99 * 2 < epsilon_of(spent, 1e-5) <= 2
-    assert epsilon_of(spent[:1], 1e-5) <= 1.0  # by its share
+    assert 0.99 * 2 < epsilon_of(events(release), 1e-5) <= 2
+    assert tuning_epsilon(release.prompts, 1e-5) <= 1.0  # as it was calibrated
     assert zcdp(release) < zcdp(calibrate(VECTOR, "distributed", 2.0, 1e-5))
 
 
-def test_dp_sgd_alone_is_accounted_by_its_privacy_loss_distribution() -> None:
-    noise = least_noise_multiplier(1.0, 1e-5, 0.1, 20)
-    event = tuning_event(PrivateTuning(0.1, noise, 20, 1.0, 32))
-    assert accountant_name([event]) == "PLD"
-    assert epsilon_of([event], 1e-5) < 1.0  # the noise was chosen under the looser Renyi bound
+def test_dp_sgd_alone_is_told_by_its_privacy_loss_distribution() -> None:
+    alone = epsilon_of([tuning_event(TUNING)], 1e-5)
+    assert 0.98 < alone <= 1.0  # the noise was chosen under the looser Renyi bound
+    assert tuning_epsilon(TUNING, 1e-5) < alone
+
+
+def test_accounting_for_samples_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    few = private_tuning(2.0, 1e-5, sample_rate=0.2, steps=2, clip=1.0, lot=32)
+    calibrate(VECTOR, "distributed", 4.0, 1e-5, prompts=few)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_what_is_left_after_the_prompts_is_less() -> None:
@@ -138,7 +140,7 @@ def test_what_is_left_after_the_prompts_is_less() -> None:
         ({"mode": "shuffled"}, "no privacy mode 'shuffled'"),
         ({"unit_images": 2}, "a unit of 2 images"),
         ({"unit": "group", "unit_images": 0}, "a unit of 0 images"),
-        ({"unit": "group", "unit_images": 5, "tuning": PLAN}, "hide single images"),
+        ({"unit": "group", "unit_images": 5, "prompts": TUNING}, "hide single images"),
         ({"r_share": 1.0}, "share of R"),
         ({"vector": Vector(32, 5, 3, 4096, 8), "epsilon": 20.0}, "give more feature bits"),
     ],

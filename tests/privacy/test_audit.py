@@ -68,6 +68,12 @@ def none(sigma: int, count: int, entropy: Entropy) -> NDArray[np.int64]:
     return np.zeros(count, np.int64)
 
 
+def shown(epsilon: float, noise: str, bound: float) -> float:
+    """The bound, and a line for docs/dp.md: `pytest tests/privacy/test_audit.py -k claim -s`."""
+    print(f"\nclaimed epsilon {epsilon:g}, {noise}: attacks prove at least {bound:.3f}")
+    return bound
+
+
 # The auditor itself.
 
 
@@ -110,20 +116,20 @@ def test_these_runs_are_enough_to_tell_half_the_noise(epsilon: float) -> None:
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_attacks_prove_less_than_is_claimed(epsilon: float) -> None:
     attacked = target(epsilon)
-    found = audit(attacked, RUNS[epsilon], entropy(3))
+    found = shown(epsilon, "as released", audit(attacked, RUNS[epsilon], entropy(3)))
     assert 0 < found <= attacked.release.epsilon <= epsilon
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_control_half_the_noise_breaks_the_claim(epsilon: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "discrete_gaussian", half)
-    assert audit(target(epsilon), RUNS[epsilon], entropy(4)) > epsilon
+    assert shown(epsilon, "sigma halved", audit(target(epsilon), RUNS[epsilon], entropy(4))) > epsilon
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_control_no_noise_breaks_the_claim(epsilon: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "discrete_gaussian", none)
-    assert audit(target(epsilon), 10_000, entropy(5)) > max(epsilon, 6)
+    assert shown(epsilon, "without noise", audit(target(epsilon), 10_000, entropy(5))) > max(epsilon, 6)
 
 
 @pytest.mark.parametrize("segment", SEGMENTS)
