@@ -43,7 +43,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_help_teaches() -> None:
-    for command in ("demo", "simulate", "predict", "evaluate", "keys"):
+    for command in ("demo", "simulate", "privacy", "public-map", "sweep", "predict", "evaluate", "keys"):
         assert command in run("--help")
     assert "Dirichlet" in run("simulate", "--help")
 

@@ -112,11 +112,12 @@ def test_prompts_by_dp_sgd_take_part_in_the_claim() -> None:
     assert np.array_equal(one.model.head.weights, again.model.head.weights)
 
 
-def test_a_run_leaves_its_claim_and_runs_again(tmp_path: Path) -> None:
+def test_a_model_carries_its_public_map(tmp_path: Path) -> None:
     first = Simulation(config(privacy={"epsilon": 2.0, "mode": "distributed"})).run(tmp_path / "one")
-    text = (tmp_path / "one" / "result.json").read_text()
-    assert '"mechanism": "discrete-gaussian"' in text
     loaded = Model.load(tmp_path / "one" / "model.safetensors")
+    assert first.model.public_map is not None
+    assert loaded.public_map is not None
+    assert loaded.public_map.digest() == first.model.public_map.digest()
     assert np.array_equal(loaded.head.weights, first.model.head.weights)
 
 
@@ -128,7 +129,8 @@ def test_a_run_leaves_its_claim_and_runs_again(tmp_path: Path) -> None:
         ({"prompts": {"mode": "two-phase"}}, "void that of the sums"),
         ({"protocol": "plain"}, "only inside a masked sum"),
         ({"head": {"rule": "gcv"}}, "needs exact residuals"),
-        ({"head": {"rule": "fixed", "value": 1e-6}}, "lambda"),
+        ({"head": {"rule": "fixed", "value": 1e-6}}, "below the noise of R"),
+        ({"head": {"intercept": False}}, "has an intercept"),
         ({"privacy": {"epsilon": 1.0, "unit": "group", "unit_images": 3}}, "which images are of one group"),
         ({"privacy": {"epsilon": 1.0, "delta": 0.01}}, "below 1/256"),
         ({"privacy": None, "head": {"rule": "class-mean"}}, "for sums with noise"),
