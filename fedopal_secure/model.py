@@ -31,7 +31,8 @@ FORMAT: Final = "fedopal-secure/model/v1"
 class Model:
     """A classifier: frozen backbone, prompts (float32 (M, D) or None), public feature map (or None) and linear head.
 
-    `transcript` is the head of the transcript of the round that released it, in hex.
+    `transcript` is the head of the transcript of the round that released it, in hex. `private_prompts` says whether
+    the prompts were tuned on private images without differential privacy, and so are private themselves.
     """
 
     head: RidgeHead
@@ -43,6 +44,7 @@ class Model:
     grid: FeatureGrid
     transcript: str
     public_map: FeatureMap | None = None
+    private_prompts: bool = False
 
     def load_backbone(self, image_size: int | None = None) -> Backbone:
         """The backbone that this model needs; raises InputError if what loads under its name has another hash."""
@@ -108,6 +110,7 @@ class Model:
             "normalise": self.grid.normalise,
             "lambda": {"rule": self.head.rule, "value": self.head.ridge},
             "transcript": self.transcript,
+            "private_prompts": self.private_prompts,
         }
         metadata = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
         path.write_bytes(save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, metadata))
@@ -139,6 +142,7 @@ class Model:
                 grid,
                 facts["transcript"],
                 public_map,
+                facts["private_prompts"],
             )
         except OSError as error:
             reason = error.strerror or "no such file"
@@ -159,6 +163,7 @@ def _check(facts: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> None:
         and tensors["weights"].dtype == tensors["intercept"].dtype == np.float64
         and prompts.dtype == np.float32
         and isinstance(facts["normalise"], bool)
+        and isinstance(facts["private_prompts"], bool)
         and tensors["weights"].shape[1:] == tensors["intercept"].shape == (len(classes),)
         and prompts.ndim == 2
         and all(np.isfinite(tensor).all() for tensor in tensors.values())

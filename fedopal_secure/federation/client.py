@@ -104,7 +104,9 @@ def compute_statistics(
     progress: Callable[[int], None] | None = None,
 ) -> SufficientStatistics:
     """Exact statistics of some images under some prompts, on the task's grid; FedOPAL eq. 7."""
-    features = extract(backbone, data.images, prompts, progress=progress)
+    features = np.zeros((0, backbone.feature_dim), np.float32)
+    if len(data):
+        features = extract(backbone, data.images, prompts, progress=progress)
     mapped = features if public_map is None else public_map.apply(features)
     grid = feature_grid(task)
     return accumulate(grid.quantise(mapped), data.labels, len(task.classes), grid.bits)
@@ -142,10 +144,13 @@ class RoundClient:
         prompts that this client has tuned already, on the same data and from the same P_init.
 
         `report` is called with a stage (`tuning` or `features`) and how many more images it has gone through.
-        Raises InputError if there are no images, OverflowBudgetError if there are more than the policy's cap.
+        Raises InputError if there are no images and their number is no secret, or if a label is none of the policy's
+        classes; OverflowBudgetError if there are more images than the policy's cap.
         """
-        if not len(data.labels):
+        if not len(data) and not participant.policy.release:
             raise InputError("a client has no images: leave it out or give it some")
+        if len(data) and not 0 <= data.labels.min() <= data.labels.max() < len(participant.policy.classes):
+            raise InputError(f"a client has a label that is none of 0 to {len(participant.policy.classes) - 1}")
         # Here and not when a session is proposed: whether a client refuses must not depend on what it holds.
         if len(data.labels) > participant.policy.max_images:
             raise OverflowBudgetError(
@@ -159,7 +164,7 @@ class RoundClient:
         self._sessions: dict[str, JoinedSession] = {}
         self._views: dict[bytes, ParentView] = {}
         self._left = False
-        self.tuned = tuned
+        self.tuned, self._brought_prompts = tuned, tuned is not None
 
     def answer(self, session: str, phase: str, request: bytes) -> bytes:
         """Answer one request of the server; empty where the phase only informs.
@@ -244,6 +249,8 @@ class RoundClient:
         self._check_task(params)
         joined = JoinedSession(params, session_id(params), sums, self._chain(params))
         check_spending(self._me.policy, params.task.release, self._journal.released(besides=joined.chain))
+        if params.task.release and self._brought_prompts:
+            raise MisuseError("prompts that were tuned elsewhere have no place in a private release")
         if params.task.release and self._tuning_entropy is None:
             # Drawn now, because tuning runs beside the protocol, and two threads must not share a generator.
             self._tuning_entropy = Keystream(self._me.entropy(32))
@@ -287,8 +294,9 @@ class RoundClient:
         task, release = params.task, task_release(params.task)
         if release is None:
             return
-        if params.protocol == PLAIN and release.mode == "distributed":
-            detail = "noise of mode 'distributed' hides a client inside a masked sum only, and this protocol masks none"
+        if params.protocol == PLAIN and release.mode != "local":
+            # Distributed noise would be too thin, and the hash of exact uploads would be in the released model.
+            detail = f"mode '{release.mode}' hides a client inside a masked sum only, and this protocol masks none"
             raise PolicyRefusal("release", detail)
         honest = params.min_survivors - params.corrupt
         shape = (task.feature_dimension, len(task.classes), task.feature_bits)
@@ -394,7 +402,9 @@ def check_spending(policy: Policy, release: str, others: Sequence[str]) -> None:
     """Refuse a release (empty: exact sums) that takes what has left a journal past the policy's limit.
 
     `others` are what left it in other chains, as `Journal.released` has them. Exact sums and private ones of the same
-    images cannot both leave: the exact ones would void the claim. Raises PolicyRefusal.
+    images cannot both leave: the exact ones would void the claim. For the same reason what was trusted to a server
+    (mode `central`) stays apart from what is kept from it, and claims for single images from claims for groups. Raises
+    PolicyRefusal.
     """
     if not release:
         if any(others):
@@ -402,7 +412,13 @@ def check_spending(policy: Policy, release: str, others: Sequence[str]) -> None:
         return
     if not all(others):
         raise PolicyRefusal("release", "exact sums of this journal's data have left, so no privacy can be claimed")
-    check_limit([parse_release(text) for text in (*others, release)], policy.epsilon, policy.delta)
+    releases = [parse_release(text) for text in (*others, release)]
+    if len({(one.unit, one.mode == "central") for one in releases}) > 1:
+        detail = "releases of this journal's data had another unit, or trusted the server otherwise, and do not add up"
+        raise PolicyRefusal("release", detail)
+    if not policy.delta < 1 / policy.max_images:
+        raise PolicyRefusal("delta", f"the policy's delta of {policy.delta:g} is not below 1/{policy.max_images}")
+    check_limit(releases, policy.epsilon, policy.delta)
 
 
 def check_radius(mean: NDArray[np.float32], initial: NDArray[np.float32], radius: float) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedopal_secure.core.errors import InputError
 from fedopal_secure.core.graph import least_degree
 from fedopal_secure.core.params import MAX_CLIENTS, least_cohort
-from fedopal_secure.privacy.release import Mode, Unit
+from fedopal_secure.privacy.release import LEAST_SAMPLE_RATE, Mode, Unit
 
 Count = Annotated[int, Field(ge=1)]
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -41,7 +41,9 @@ class DpSgdSettings(_Section):
     """DP-SGD for prompts that are tuned on private images; all of it is public, and the same for every client."""
 
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False, description="bound of one image's gradient; no default")]
-    sample_rate: Annotated[float, Field(gt=0, le=1, description="chance of an image to be in a step's lot")] = 0.1
+    sample_rate: Annotated[
+        float, Field(ge=LEAST_SAMPLE_RATE, le=1, description="chance of an image to be in a step's lot")
+    ] = 0.1
     steps: Annotated[int, Field(ge=1, le=10000, description="number of steps")] = 50
     lot: Annotated[Count, Field(description="nominal images in a lot; the noisy sum is divided by it")] = 32
     share: Annotated[float, Field(gt=0, lt=1, description="part of epsilon that the prompts may take")] = 0.5

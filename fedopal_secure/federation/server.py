@@ -256,4 +256,5 @@ class RoundServer:
             feature_grid(task),
             self._transcript.head,
             public_map,
+            task.prompt_mode in ("local", "two-phase") and not task.release,
         )

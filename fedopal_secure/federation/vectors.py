@@ -111,8 +111,7 @@ def from_vector(
     statistics = prompts = None
     if params.name == STATISTICS_SESSION:
         statistics = SufficientStatistics.from_arrays(arrays, task.feature_dimension, len(task.classes))
-        release = task_release(task)
-        if release is None or not release.adds_at_client:
+        if not task.release:  # whether a private round ends must not depend on the exact number of images
             statistics.check_budget(task.max_images)
     if PROMPTS in arrays:
         prompts = arrays[PROMPTS].reshape(task.prompt_tokens, task.prompt_dimension)

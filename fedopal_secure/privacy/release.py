@@ -21,6 +21,7 @@ RELATION: Final = "add-remove"
 LEAST_SIGMA: Final = 3  # below, a sum of discrete Gaussians is not close to one (Kairouz, Liu, Steinke 2021)
 MOST_SIGMA: Final = 2**40
 MOST_UNIT_IMAGES: Final = 2**12
+LEAST_SAMPLE_RATE: Final = 2**-20  # below 1e-10 accountants lose their digits
 
 Mode = Literal["distributed", "central", "local"]
 MODES: Final = get_args(Mode)
@@ -191,14 +192,15 @@ def check_release(
         "prompts that were tuned without privacy would void the bound of every feature: tune them by DP-SGD",
     )
     require(tuned or release.prompts is None, f"prompts of mode {prompt_mode!r} are not tuned")
-    require(release.prompts is None or release.unit_images == 1, "DP-SGD hides single images, and not groups of them")
+    # Not `unit_images == 1`: a group that may use one image in the sums would be tuned on with all of its images.
+    require(release.prompts is None or release.unit == "image", "DP-SGD hides single images, and not groups of them")
     if release.prompts is not None:
         _check_tuning(release.prompts)
 
 
 def _check_tuning(tuning: PrivateTuning) -> None:
     positive = all(0 < x < math.inf for x in (tuning.noise_multiplier, tuning.clip, tuning.lot))
-    if not (0 < tuning.sample_rate <= 1 and 1 <= tuning.steps <= 2**20 and positive):
+    if not (LEAST_SAMPLE_RATE <= tuning.sample_rate <= 1 and 1 <= tuning.steps <= 2**20 and positive):
         raise PolicyRefusal("release", "the numbers of its DP-SGD are out of range")
 
 

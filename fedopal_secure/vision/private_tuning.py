@@ -9,6 +9,7 @@ rounding is not accounted for, and the time a tuning takes depends on the number
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -104,9 +105,10 @@ def tune_prompts_privately(
             bits of the result on one machine, device and library.
         progress: called after each step with 1, `config.steps` in all, so that it says nothing about the data.
 
-    Raises InputError for no images, labels that do not fit, or prompts of another shape.
+    Raises InputError for labels that do not fit, or prompts of another shape. No images are an empty lot in every step.
     """
-    check_tuning_data(backbone, images, labels, classes, initial, config.tokens)
+    if len(images):  # none is a client like any other: that it has none must not show
+        check_tuning_data(backbone, images, labels, classes, initial, config.tokens)
     trainer = PrivateTrainer(backbone, classes, initial, config, entropy)
     for _ in range(config.steps):
         lot = draw_lot(len(images), config.sample_rate, entropy)
@@ -195,9 +197,12 @@ class _EntropicOptimiser(DPOptimizer):  # type: ignore[misc]  # Opacus is untype
 
 
 def draw_lot(count: int, sample_rate: float, entropy: Entropy) -> NDArray[np.int64]:
-    """Which of `count` images are in a lot, ascending: each independently with probability `sample_rate` (+ 2**-53)."""
+    """Which of `count` images are in a lot, ascending: each independently with probability `sample_rate` (- 2**-53).
+
+    Never with more, which the accountant would not have counted.
+    """
     words = np.frombuffer(entropy(8 * count), "<u8")
-    return np.flatnonzero((words >> 11) * 2.0**-53 < sample_rate)
+    return np.flatnonzero((words >> 11) < np.uint64(math.floor(sample_rate * 2**53)))
 
 
 def standard_normal(shape: tuple[int, ...], entropy: Entropy) -> NDArray[np.float64]:

@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from fedopal_secure.core.errors import MisuseError, OverflowBudgetError, PolicyRefusal
+from fedopal_secure.core.errors import InputError, MisuseError, OverflowBudgetError, PolicyRefusal
 from fedopal_secure.core.params import Task
 from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.federation import client as client_module
 from fedopal_secure.federation.client import PrivateData, RoundClient, compute_statistics
 from fedopal_secure.federation.config import FeatureSettings, PrivacySettings, SimulationConfig
-from fedopal_secure.federation.secure_sum import PLAIN
+from fedopal_secure.federation.secure_sum import PLAIN, Participant
 from fedopal_secure.federation.state import Journal
+from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.vectors import session_segments, to_vector
-from fedopal_secure.privacy.release import Release, parse_release
+from fedopal_secure.privacy.release import PrivateTuning, Release, parse_release
 from fedopal_secure.runtimes.parties import SeededEntropy
 from fedopal_secure.runtimes.simulation import Simulation
-from tests.federation.test_round_client import join, make, proposal
+from tests.federation.test_round_client import CLIENT, join, make, proposal
 
 BARE = FeatureSettings(public="none")
 
@@ -168,3 +169,73 @@ def test_without_a_bound_on_epsilon_nothing_is_private() -> None:
     settings = configured(epsilon=float("inf"))
     assert settings.privacy is None
     assert Simulation(settings).task.release == ""
+
+
+def test_a_group_is_not_tuned_on_even_if_one_image_of_it_counts(simulation: Simulation) -> None:
+    tuned = {"prompt_mode": "local", "prompt_tokens": 2, "prompt_dimension": 224, "prompt_source": bytes(32)}
+    prompts = PrivateTuning(sample_rate=0.1, noise_multiplier=9.0, steps=2, clip=1.0, lot=8)
+    task = replace(with_release(simulation, unit="group", prompts=prompts), **tuned)
+    client = make(simulation, release=task.release, prompt_modes=frozenset({"local"}))
+    with pytest.raises(PolicyRefusal, match="not groups of them"):
+        ask(simulation, task, client)
+
+
+@pytest.mark.parametrize("mode", ["central", "local"])
+def test_only_noise_that_needs_no_masks_goes_without_them(mode: str) -> None:
+    simulation = Simulation(configured(mode=mode))
+    client = make(simulation, release=simulation.task.release, protocols=frozenset({PLAIN}))
+    if mode == "local":
+        ask(simulation, simulation.task, client, protocol=PLAIN)
+    else:
+        with pytest.raises(PolicyRefusal, match="masks none"):
+            ask(simulation, simulation.task, client, protocol=PLAIN)
+
+
+def test_claims_of_another_kind_do_not_share_a_journal(simulation: Simulation) -> None:
+    group, central = (
+        with_release(simulation, **changes).release for changes in ({"unit": "group"}, {"mode": "central"})
+    )
+    for earlier in (group, central):
+        journal = Journal()
+        journal.give(b"", b"earlier", "statistics", b"earlier", 1, earlier)
+        with pytest.raises(PolicyRefusal, match="do not add up"):
+            ask(simulation, simulation.task, make(simulation, journal, epsilon=1000.0))
+
+
+def test_a_policys_delta_must_be_one_too(simulation: Simulation) -> None:
+    with pytest.raises(PolicyRefusal, match="'delta'"):
+        ask(simulation, simulation.task, make(simulation, delta=0.5))
+
+
+def test_a_client_without_images_takes_part_like_any_other(simulation: Simulation) -> None:
+    """Otherwise the roster, which is public, would tell whether a client has any."""
+    some = simulation.data_of([0])
+    none = PrivateData(some.images[:0], some.labels[:0])
+    client = make(simulation, data=none)
+    ask(simulation, simulation.task, client)
+    statistics = compute_statistics(simulation.backbone, none, simulation.task, None)
+    assert statistics.images == 0
+    assert not statistics.r.any()
+    with pytest.raises(InputError, match="no images"):
+        make(simulation, data=none, release="")
+
+
+def test_a_label_that_no_class_has_is_found_before_the_round(simulation: Simulation) -> None:
+    some = simulation.data_of([0])
+    with pytest.raises(InputError, match="a label that is none of 0 to 9"):
+        make(simulation, data=PrivateData(some.images, some.labels + 10))
+
+
+def test_prompts_from_elsewhere_have_no_place_in_a_private_round(simulation: Simulation) -> None:
+    rules = Participant(simulation.keys[CLIENT], b"", simulation.policy, SeededEntropy(0, CLIENT))
+    client = RoundClient(
+        rules,
+        simulation.backbone,
+        simulation.data_of([0]),
+        Journal(),
+        Timings(),
+        tuning_seed=0,
+        tuned=np.zeros((2, 224), np.float32),
+    )
+    with pytest.raises(MisuseError, match="tuned elsewhere"):
+        ask(simulation, simulation.task, client)

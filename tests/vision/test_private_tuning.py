@@ -400,9 +400,14 @@ def test_importing_leaves_the_root_logger_alone() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"[] {logging.WARNING}\n", "")
 
 
+def test_no_images_are_tuned_on_as_noise(backbone: TimmVit, images: Images, labels: Labels) -> None:
+    """A client that has none must not differ from one that has one."""
+    tuned = tune_prompts_privately(backbone, images[:0], labels[:0], CLASSES, START, CONFIG, entropy(0))
+    assert tuned.shape == START.shape
+    assert not np.array_equal(tuned, START)
+
+
 def test_what_cannot_be_tuned_is_refused(backbone: TimmVit, images: Images, labels: Labels) -> None:
-    with pytest.raises(InputError, match="at least one image"):
-        tune_prompts_privately(backbone, images[:0], labels[:0], CLASSES, START, CONFIG, entropy(0))
     with pytest.raises(InputError, match=r"each in 0\.\.1"):
         tune_prompts_privately(backbone, images, labels, 2, START, CONFIG, entropy(0))
     with pytest.raises(InputError, match="prompts of shape"):

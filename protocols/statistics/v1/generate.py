@@ -191,7 +191,8 @@ def do_cap(given: Case) -> Case:
 
 def do_spend(given: Case) -> Case:
     """Whether a journal gives one more release."""
-    private.spend(given["release"], given["others"], number(given["epsilon"]), number(given["delta"]))
+    limits = number(given["epsilon"]), number(given["delta"]), given["max_images"]
+    private.spend(given["release"], given["others"], *limits)
     return {}
 
 

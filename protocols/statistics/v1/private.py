@@ -281,7 +281,7 @@ def check_release(text: str, p: Parameters, session: Session) -> Release:
     check(p)
     release = read_release(text)
     rule("census", session.min_contributors == 0)
-    rule("masks", session.masked or release.mode != "distributed")
+    rule("masks", session.masked or release.mode == "local")
     rule("mechanism", release.mechanism == "discrete-gaussian")
     rule("relation", release.relation == "add-remove")
     rule("mode", release.mode in ("distributed", "central", "local"))
@@ -300,8 +300,8 @@ def check_release(text: str, p: Parameters, session: Session) -> Release:
     rule("prompts", tuned == (release.prompts is not None))
     t = release.prompts
     if t is not None:
-        rule("prompts", release.unit_images == 1)
-        rule("tuning", 0 < t.sample_rate <= 1 and t.noise_multiplier > 0 and t.clip > 0)
+        rule("prompts", release.unit == "image")
+        rule("tuning", 2**-20 <= t.sample_rate <= 1 and t.noise_multiplier > 0 and t.clip > 0)
         rule("tuning", 1 <= t.steps <= 2**20 and t.lot >= 1)
     rule("claim", holds([release], release.epsilon, release.delta))
     rule("groups", release.unit == "image" or session.group_column)
@@ -309,10 +309,13 @@ def check_release(text: str, p: Parameters, session: Session) -> Release:
     return release
 
 
-def spend(text: str, others: Sequence[str], epsilon: float, delta: float) -> None:
+def spend(text: str, others: Sequence[str], epsilon: float, delta: float, max_images: int) -> None:
     """§12.9: whether a journal from which the other releases have left (empty: exact sums) may give one more."""
     require(bool(text) or not any(others), PolicyRefusal, "private sums have left")
     require(not text or all(others), PolicyRefusal, "exact sums have left")
     if text:
-        require(epsilon > 0 and 0 < delta < 1, PolicyRefusal, "no budget")
-        require(holds([read_release(t) for t in (*others, text)], epsilon, delta), PolicyRefusal, "budget")
+        releases = [read_release(t) for t in (*others, text)]
+        kinds = {(release.unit, release.mode == "central") for release in releases}
+        require(len(kinds) == 1, PolicyRefusal, "claims of another kind have left")
+        require(epsilon > 0 and 0 < delta < 1 / max_images, PolicyRefusal, "no budget")
+        require(holds(releases, epsilon, delta), PolicyRefusal, "budget")

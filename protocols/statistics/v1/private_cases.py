@@ -114,7 +114,6 @@ def good_cases() -> dict[str, tuple[str, str, Case]]:
 
     released("distributed", "noise of four honest clients together, which the masks hide", text(**DISTRIBUTED))
     released("central", "the server's noise, after the sum: segments are those of exact sums", text(**CENTRAL))
-    released("central_unmasked", "in mode central the server sees the payloads anyway", text(**CENTRAL), masked=False)
     released("local", "each client's noise is enough by itself", text(**LOCAL))
     released("local_unmasked", "and then needs no masks", text(**LOCAL), masked=False)
     claim = "groups of up to three images, at a client whose images have groups"
@@ -233,7 +232,7 @@ def good_cases() -> dict[str, tuple[str, str, Case]]:
     capped("all", "a cap that no group reaches", whole, 5)
 
     def spent(name: str, claim: str, others: list[str], release: str, epsilon: float, delta: float = 0.0001) -> None:
-        limits = {"epsilon": double(epsilon), "delta": double(delta)}
+        limits = {"epsilon": double(epsilon), "delta": double(delta), "max_images": SMALL["max_images"]}
         good(f"spend_{name}", "spend", claim, others=others, release=release, **limits)
 
     spent("first", "a first release within the limit", [], text(), 1.0)
@@ -295,6 +294,8 @@ def bad_cases() -> dict[str, tuple[str, str, Case, str]]:
     refused("census", "census", "exact presence bits would void the claim", sound, min_contributors=2)
     claim = "unmasked, the server sees each client with a part of the noise that it needs"
     refused("unmasked", "masks", claim, sound, masked=False)
+    claim = "unmasked, the hash of a transcript would tell exact payloads apart"
+    refused("central_unmasked", "masks", claim, text(**CENTRAL), masked=False)
     refused("mechanism", "mechanism", "there is one mechanism", text(mechanism="gaussian"))
     refused("relation", "relation", "there is one relation of neighbours", text(relation="replace-one"))
     refused("mode", "mode", "there are three modes", text(mode="shuffled"))
@@ -365,8 +366,12 @@ def bad_cases() -> dict[str, tuple[str, str, Case, str]]:
     claim = "DP-SGD hides one image, and not a group"
     both = text(**GROUPS, prompts=DP_SGD)
     refused("prompts_groups", "prompts", claim, both, prompt_mode="two-phase", group_column=True)
+    claim = "nor one of which a single image counts in the sums"
+    alone = text(unit="group", count_scale=128, sigmas=WIDER, prompts=DP_SGD)
+    refused("prompts_groups_of_one", "prompts", claim, alone, prompt_mode="two-phase", group_column=True)
     beyond: dict[str, Case] = {
         "sample_rate_zero": {"sample_rate": 0.0},
+        "sample_rate_too_small": {"sample_rate": 0.0000005},
         "sample_rate_above_one": {"sample_rate": 1.5},
         "noise_zero": {"noise_multiplier": 0.0},
         "noise_negative": {"noise_multiplier": -3.5},
@@ -377,7 +382,7 @@ def bad_cases() -> dict[str, tuple[str, str, Case, str]]:
     }
     for name, values in beyond.items():
         claim = "the numbers of DP-SGD have limits"
-        release = text(count_scale=128, sigmas=WIDER, prompts=DP_SGD | values)
+        release = text(count_scale=128, sigmas=WIDER, prompts=DP_SGD | values).replace("e-07", "e-7")
         refused(f"tuning_{name}", "tuning", claim, release, prompt_mode="two-phase")
 
     refused("claim_epsilon", "claim", "the noise must hold the epsilon that is claimed", text(epsilon=0.9))
@@ -414,15 +419,24 @@ def bad_cases() -> dict[str, tuple[str, str, Case, str]]:
             clients=clients,
         )
 
-    def unspent(name: str, rule: str, claim: str, others: list[str], release: str, epsilon: float) -> None:
-        limits = {"epsilon": double(epsilon), "delta": double(0.0001 if epsilon else 0.0)}
+    def unspent(
+        name: str, rule: str, claim: str, others: list[str], release: str, epsilon: float, delta: float = 0.0001
+    ) -> None:
+        limits = {"epsilon": double(epsilon), "delta": double(delta), "max_images": SMALL["max_images"]}
         bad(f"spend_{name}", "spend", f"PolicyRefusal {rule}", claim, others=others, release=release, **limits)
 
     unspent("too_much", "budget", "one release costs more than the limit", [], sound, 0.9)
     unspent("second", "budget", "a second release adds to the first", [sound], sound, 1.0)
     unspent("third", "budget", "and a third to both", [sound, sound], sound, 1.6)
     claim = "a policy that grants nothing grants no private release"
-    unspent("no_budget", "no budget", claim, [], sound, 0.0)
+    unspent("no_budget", "no budget", claim, [], sound, 0.0, 0.0)
+    claim = "a delta of one over the cap would allow to publish an image"
+    unspent("large_delta", "no budget", claim, [], sound, 100.0, 0.001)
+    claim = "a claim for an image says nothing of a group"
+    unspent("other_unit", "claims of another kind have left", claim, [text(**GROUPS)], sound, 100.0)
+    claim = "a server that was trusted with exact sums has them"
+    unspent("after_central", "claims of another kind have left", claim, [text(**CENTRAL)], sound, 100.0)
+    unspent("central_after", "claims of another kind have left", claim, [text(**LOCAL)], text(**CENTRAL), 100.0)
     claim = "what has left exactly cannot leave privately any more"
     unspent("after_exact", "exact sums have left", claim, ["", sound], sound, 100.0)
     claim = "exact sums would void what has left privately"
