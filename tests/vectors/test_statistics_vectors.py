@@ -405,7 +405,8 @@ def run_cap(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_spend(case: dict[str, Any]) -> dict[str, Any]:
-    policy = SimpleNamespace(epsilon=number(case["epsilon"]), delta=number(case["delta"]))
+    limits = {"epsilon": number(case["epsilon"]), "delta": number(case["delta"]), "max_images": case["max_images"]}
+    policy = SimpleNamespace(**limits)
     check_spending(policy, case["release"], case["others"])  # type: ignore[arg-type]
     return {}
 
@@ -433,7 +434,8 @@ RULES = {
     "tuning": "numbers of its DP-SGD",
     "claim": "its noise gives epsilon .* and it claims",
     "groups": "no group column",
-    "no budget": "grants no private release",
+    "no budget": "grants no private release|the policy's delta",
+    "claims of another kind have left": "another unit, or trusted the server otherwise",
     "budget": "reach epsilon .* the policy allows",
     "exact sums have left": "exact sums .* have left",
     "private sums have left": "exact sums would void",
