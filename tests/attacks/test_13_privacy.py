@@ -27,7 +27,7 @@ from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.encoding.layout import PRESENCE, PROMPTS, C
 from fedopal_secure.encoding.vector import pack, unpack
 from fedopal_secure.federation import client as client_module
-from fedopal_secure.federation.client import PrivateData, compute_statistics
+from fedopal_secure.federation.client import PrivateData, RoundClient, compute_statistics
 from fedopal_secure.federation.secure_sum import PHASES, PLAIN, UPLOAD, PlainUpload
 from fedopal_secure.federation.vectors import feature_map_name, prompt_grid, to_vector
 from fedopal_secure.privacy.calibration import calibrate
@@ -367,14 +367,6 @@ test_defended, test_control = suite(
     ),
     Attack(
         13,
-        "prompts tuned without privacy, beside a private release",
-        "whether an image is the victim's",
-        played(tuned_prompts),
-        CHECK_RELEASE,
-        "would void the bound of every feature",
-    ),
-    Attack(
-        13,
         "an altered public map, handed out under the agreed one's name",
         "whether the victim takes part",
         played(altered_map),
@@ -431,6 +423,19 @@ def test_thin_noise_meets_two_defences() -> None:
         assert "and the policy allows 1" in play().told
         with limit.without_defence():
             assert play().won
+
+
+def test_prompts_tuned_without_privacy_meet_two_defences(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = played(tuned_prompts)
+    assert "would void the bound of every feature" in play().told
+    with monkeypatch.context() as patch:
+        patch.setattr(client_module, "check_release", nothing)
+        assert "tuned elsewhere" in play().told
+    brought = property(lambda client: False, lambda client, value: None)
+    monkeypatch.setattr(RoundClient, "_brought_prompts", brought, raising=False)
+    assert "would void the bound of every feature" in play().told
+    monkeypatch.setattr(client_module, "check_release", nothing)
+    assert play().won
 
 
 def test_prompts_that_are_yet_to_be_tuned_meet_two_defences(monkeypatch: pytest.MonkeyPatch) -> None:
