@@ -63,9 +63,8 @@ def result(config: SimulationConfig) -> Result:
     claim = None
     if privacy is not None:
         epsilon = 0.99 * privacy.epsilon
-        claim = Privacy(
-            "m", privacy.mode, "image", 1, "add-remove", epsilon, privacy.delta, 0.1, 3, {"C": 5.0}, 1.25, None, "RDP"
-        )
+        numbers = (1, "add-remove", epsilon, privacy.delta, 0.1, 3, {"C": 5.0}, 1.25, None)
+        claim = Privacy("m", privacy.mode, "image", *numbers, "RDP", True)
     return Result(
         accuracy=accuracy(config),
         accuracy_top5=None,

@@ -85,7 +85,8 @@ class Privacy(msgspec.Struct, frozen=True):
     (`central`, where the claim is not against the server). One `unit`, of at most `unit_images` images, added or
     removed is hidden up to (`epsilon`, `delta`) by `accountant`. `sigma` is the standard deviation of the noise that
     the claim counts on, by segment, in grid units; `realised` is by how much the noise in this sum was larger, since
-    more clients survived. `prompts_epsilon` is what the prompts alone spent.
+    more clients survived. `prompts_epsilon` is what the prompts alone spent. `simulated`: the noise came from a seed,
+    and whoever has the seed can take it off.
     """
 
     mechanism: str
@@ -101,6 +102,7 @@ class Privacy(msgspec.Struct, frozen=True):
     realised: float
     prompts_epsilon: float | None
     accountant: str
+    simulated: bool
 
 
 class Environment(msgspec.Struct, frozen=True):
@@ -202,6 +204,7 @@ def privacy_result(task: Task, survivors: int) -> Privacy | None:
         realised=math.sqrt(noise_terms(release, survivors) / release.contributors),
         prompts_epsilon=None if release.prompts is None else tuning_epsilon(release.prompts, release.delta),
         accountant=ACCOUNTANT,
+        simulated=True,
     )
 
 

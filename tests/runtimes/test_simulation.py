@@ -157,7 +157,7 @@ def test_too_few_survivors_abort_with_the_rule() -> None:
         (PolicyConfig(corrupt=0, prompt_modes=("none",)), "prompt_modes"),
         (PolicyConfig(corrupt=0, release="gaussian"), "release"),
         (PolicyConfig(corrupt=0, min_threshold=11), "min_threshold"),
-        (PolicyConfig(corrupt=0, classes=("0", "1")), "classes"),
+        (PolicyConfig(corrupt=0, classes=tuple("9876543210")), "classes"),
         (PolicyConfig(corrupt=0, backbone="another"), "backbone"),
         (PolicyConfig(corrupt=0, backbone_hash="00" * 32), "backbone_hash"),
         (PolicyConfig(corrupt=0, preprocessing="another"), "preprocessing"),
