@@ -24,7 +24,8 @@ from fedopal_secure.encoding.layout import COUNTS
 from fedopal_secure.federation.config import FeatureSettings, PrivacySettings, SimulationConfig
 from fedopal_secure.privacy.accounting import epsilon_of
 from fedopal_secure.runtimes.result import Privacy, Result
-from fedopal_secure.runtimes.simulation import Simulation, load_images
+from fedopal_secure.runtimes.setup import load_images
+from fedopal_secure.runtimes.simulation import Simulation
 from fedopal_secure.vision.backbone import load_backbone
 from fedopal_secure.vision.feature_cache import FeatureCache
 

@@ -248,7 +248,7 @@ class Runner:
             return Measured(None, majority, simulation.with_names(str(error)), isinstance(error, ProtocolError))
 
     def _load(self, config: SimulationConfig) -> None:
-        from fedopal_secure.runtimes.simulation import load_images
+        from fedopal_secure.runtimes.setup import load_images
         from fedopal_secure.vision.backbone import load_backbone
         from fedopal_secure.vision.feature_cache import FeatureCache
 

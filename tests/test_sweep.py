@@ -482,16 +482,16 @@ def test_a_cell_is_what_simulate_gives_whether_features_were_cached_or_not(tmp_p
 def test_images_are_loaded_once_for_all_runs_on_them(
     tmp_path: Path, real: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedopal_secure.runtimes import simulation
+    from fedopal_secure.runtimes import setup
 
     loaded: list[int] = []
-    load = simulation.load_images
+    load = setup.load_images
 
     def counting(config: SimulationConfig, backbone: object) -> object:
         loaded.append(config.seed)
         return load(config, backbone)
 
-    monkeypatch.setattr(simulation, "load_images", counting)
+    monkeypatch.setattr(setup, "load_images", counting)
     text = real.replace('"privacy.epsilon" = [20, inf]', "alpha = [0.1, inf]").replace(
         "[base.privacy]\ndelta = 1e-3", ""
     )

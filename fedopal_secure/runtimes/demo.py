@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from fedopal_secure.core.errors import MisuseError
+from fedopal_secure.federation.client import Report
 from fedopal_secure.federation.config import PromptMode, PromptSettings, SimulationConfig
 from fedopal_secure.runtimes.result import Result
-from fedopal_secure.runtimes.simulation import Report, Simulation, work
+from fedopal_secure.runtimes.simulation import Simulation, work
 
 MODES: Final[dict[PromptMode, str]] = {
     "none": "no prompts (AFL)",

@@ -84,7 +84,7 @@ def test_non_finite_features(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (("--clients", 2), "clients"),
         (("--backbone", "resnet"), "resnet"),
         (("--backbone", "timm:no_such_model"), "no_such_model"),
-        (("--lambda", "small"), "--lambda small"),
+        (("--lambda", "small"), "head.rule"),
         (("--lambda", "-1"), "head.value"),
         (("--prompts", "global"), "prompts.mode"),
         (("--prompts", "public"), "public:MODEL"),

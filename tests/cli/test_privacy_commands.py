@@ -38,7 +38,7 @@ def fails(words: str, *arguments: object) -> None:
 def plan(tmp_path: Path) -> Path:
     path = tmp_path / "round.toml"
     path.write_text(
-        'train_limit = 120\nclients = 4\ncorrupt = 0\nalpha = inf\n[privacy]\nepsilon = 2\nmode = "local"\n'
+        'train_limit = 120\nclients = 4\ncorrupt = 0\nalpha = inf\nmax_images = 128\n[privacy]\nepsilon = 2\nmode = "local"\n'
     )
     return path
 
@@ -132,6 +132,8 @@ def test_what_would_void_a_claim_is_refused(arguments: tuple[object, ...], words
 
 def test_a_plan_without_privacy_is_none(tmp_path: Path) -> None:
     path = tmp_path / "round.toml"
-    for text in ("clients = 4\n", "clients = 4\n[privacy]\nepsilon = inf\n"):
+    for text in ("max_images = 4096\n", "max_images = 4096\n[privacy]\nepsilon = inf\n"):
         path.write_text(text)
         fails("nothing private to plan", "privacy", path)
+    path.write_text("clients = 4\n[privacy]\nepsilon = 1\n")
+    fails("give max_images", "privacy", path)

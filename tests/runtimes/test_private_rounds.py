@@ -121,6 +121,19 @@ def test_a_model_carries_its_public_map(tmp_path: Path) -> None:
     assert np.array_equal(loaded.head.weights, first.model.head.weights)
 
 
+def test_public_prompts_must_be_public(tmp_path: Path) -> None:
+    small = {"train_limit": 40, "clients": 3, "corrupt": 0}
+    tuned = {"mode": "local", "tokens": 2, "tuning": {"epochs": 1}}
+    Simulation(config(**small, privacy=None, prompts=tuned)).run(tmp_path / "exact")
+    Simulation(config(**small, prompts=tuned | {"dp_sgd": {"clip": 1.0, "steps": 1}})).run(tmp_path / "private")
+    public = {"mode": "public", "file": str(tmp_path / "exact" / "model.safetensors")}
+    with pytest.raises(InputError, match="would void that of the sums"):
+        Simulation(config(**small, prompts=public))
+    assert Simulation(config(**small, privacy=None, prompts=public)).public_prompts is not None
+    public["file"] = str(tmp_path / "private" / "model.safetensors")
+    assert Simulation(config(**small, prompts=public)).public_prompts is not None
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

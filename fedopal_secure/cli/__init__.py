@@ -1,0 +1,32 @@
+"""The command line: each command reads its options, calls one function of the library, and prints what it found."""
+
+from __future__ import annotations
+
+import os
+
+import typer
+
+from fedopal_secure.cli import keys, models, private, simulate, sweep
+
+# Before torch is loaded: threads that wait sleep. Spinning, they take the cores from whatever else runs on the machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="One-shot federated image classification in which the server learns sums and nothing else.",
+)
+app.command()(simulate.demo)
+app.command()(simulate.simulate)
+app.command()(private.privacy)
+app.command("public-map")(private.public_map)
+app.command()(sweep.sweep)
+app.command()(models.predict)
+app.command()(models.evaluate)
+
+keys_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Long-term identities of clients and servers.")
+keys_app.command()(keys.new)
+keys_app.command()(keys.show)
+app.add_typer(keys_app, name="keys")
