@@ -38,7 +38,8 @@ def fails(words: str, *arguments: object) -> None:
 def plan(tmp_path: Path) -> Path:
     path = tmp_path / "round.toml"
     path.write_text(
-        'train_limit = 120\nclients = 4\ncorrupt = 0\nalpha = inf\nmax_images = 128\n[privacy]\nepsilon = 2\nmode = "local"\n'
+        "train_limit = 120\nclients = 4\ncorrupt = 0\nalpha = inf\nmax_images = 128\n"
+        '[privacy]\nepsilon = 2\nmode = "local"\n'
     )
     return path
 
