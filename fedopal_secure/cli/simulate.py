@@ -112,28 +112,9 @@ def simulate(
         "seed": seed,
         "baselines": baselines or None,
     }
+    wished = {"epsilon": epsilon, "delta": delta, "mode": privacy}
     with errors():
-        values = {} if config is None else load_toml(config)
-        values |= {name: value for name, value in options.items() if value is not None}
-        if prompts is not None:
-            values["prompts"] = _prompts(_section(values, "prompts"), prompts)
-        wished = {"epsilon": epsilon, "delta": delta, "mode": privacy}
-        if any(value is not None for value in wished.values()):
-            given = {name: value for name, value in wished.items() if value is not None}
-            values["privacy"] = _section(values, "privacy") | given
-            if "epsilon" not in values["privacy"]:
-                raise InputError("--privacy and --delta need an --epsilon")
-        if "dp_sgd" in _section(values, "prompts") and "privacy" not in values:
-            raise InputError(
-                "prompts by DP-SGD are part of a private release: give an --epsilon (inf compares without)"
-            )
-        if public_map is not None:
-            if "privacy" not in values:
-                raise InputError("--public-map helps under noise only: give an --epsilon too")
-            values["features"] = _section(values, "features") | {"public": public_map}
-        if ridge is not None:
-            values["head"] = _section(values, "head") | _lambda(ridge)
-        settings = parse_config(SimulationConfig, values, "options" if config is None else str(config))
+        settings = _settings(config, options, prompts, wished, public_map, ridge)
         rules = None if policy is None else parse_config(PolicyConfig, load_toml(policy), str(policy))
         from fedopal_secure.runtimes.simulation import Simulation, check_output, work
 
@@ -147,6 +128,35 @@ def simulate(
             print(result.to_json())
         else:
             _print_result(result, out)
+
+
+def _settings(
+    config: Path | None,
+    options: dict[str, Any],
+    prompts: str | None,
+    wished: dict[str, Any],
+    public_map: str | None,
+    ridge: str | None,
+) -> SimulationConfig:
+    """The file's values, or the defaults, with the options over them."""
+    values = {} if config is None else load_toml(config)
+    values |= {name: value for name, value in options.items() if value is not None}
+    if prompts is not None:
+        values["prompts"] = _prompts(_section(values, "prompts"), prompts)
+    if any(value is not None for value in wished.values()):
+        given = {name: value for name, value in wished.items() if value is not None}
+        values["privacy"] = _section(values, "privacy") | given
+        if "epsilon" not in values["privacy"]:
+            raise InputError("--privacy and --delta need an --epsilon")
+    if "dp_sgd" in _section(values, "prompts") and "privacy" not in values:
+        raise InputError("prompts by DP-SGD are part of a private release: give an --epsilon (inf compares without)")
+    if public_map is not None:
+        if "privacy" not in values:
+            raise InputError("--public-map helps under noise only: give an --epsilon too")
+        values["features"] = _section(values, "features") | {"public": public_map}
+    if ridge is not None:
+        values["head"] = _section(values, "head") | _lambda(ridge)
+    return parse_config(SimulationConfig, values, "options" if config is None else str(config))
 
 
 def _print_privacy(console: Console, privacy: Privacy) -> None:

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from fedopal_secure.core.params import Task
 from fedopal_secure.data.datasets import ImageSet
 from fedopal_secure.encoding.feature_map import FeatureMap
-from fedopal_secure.federation.client import PrivateData, Report, compute_statistics
+from fedopal_secure.federation.client import Report
 from fedopal_secure.federation.config import HeadSettings, TuningSettings
 from fedopal_secure.federation.heads import solve_exact
+from fedopal_secure.federation.private_data import PrivateData, compute_statistics
 from fedopal_secure.federation.vectors import feature_grid
 from fedopal_secure.model import Model, evaluate
 from fedopal_secure.runtimes.result import Baseline

@@ -18,9 +18,10 @@ from fedopal_secure.core.policy import Membership
 from fedopal_secure.data.datasets import Dataset
 from fedopal_secure.data.partition import dirichlet_partition
 from fedopal_secure.encoding.layout import plain_float32_bytes
-from fedopal_secure.federation.client import PrivateData, Report
+from fedopal_secure.federation.client import Report
 from fedopal_secure.federation.config import PolicyConfig, SimulationConfig, dump_toml
 from fedopal_secure.federation.heads import check_ridge
+from fedopal_secure.federation.private_data import PrivateData
 from fedopal_secure.federation.secure_sum import PHASES, PROTOCOLS, Participant
 from fedopal_secure.federation.server import Proposal, RoundServer
 from fedopal_secure.federation.state import Journal
