@@ -2,11 +2,11 @@
 PYTHON ?= python3
 WORKERS ?= 2
 CHECKED := fedopal_secure/core fedopal_secure/encoding fedopal_secure/statistics fedopal_secure/solver \
-	fedopal_secure/privacy tools/mutants.py
+	fedopal_secure/privacy fedopal_secure/he tools/mutants.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint test-torch-free test-exhaustive security-tests mutants vectors coverage bench bench-scale \
-	bench-privacy format constraints clean
+	bench-privacy bench-protocols format constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -38,6 +38,7 @@ mutants: .venv/.stamp ## remove each guard of the client in turn; some test must
 vectors: .venv/.stamp ## write the test vectors again from the reference implementations
 	.venv/bin/python protocols/statistics/v1/generate.py
 	.venv/bin/python protocols/secagg/v1/generate.py
+	.venv/bin/python protocols/he/v1/generate.py
 
 bench: .venv/.stamp ## secure aggregation beside Flower's SecAgg+, in one run: a quarter of an hour
 	.venv/bin/python -m benchmarks.secagg
@@ -50,6 +51,9 @@ bench-privacy: .venv/.stamp ## noise beside OpenDP's and beside masking; heads b
 	.venv/bin/python -m benchmarks.features digits --out runs/digits.npz
 	.venv/bin/python -m benchmarks.private_solvers runs/digits.npz
 	.venv/bin/python -m benchmarks.private_modes
+
+bench-protocols: .venv/.stamp ## plain, masked and encrypted sums beside each other, in one run: under ten minutes
+	.venv/bin/python -m benchmarks.protocols
 
 coverage: .venv/.stamp ## tests with line and branch coverage
 	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing:skip-covered

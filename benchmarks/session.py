@@ -98,6 +98,7 @@ def cast(clients: int, corrupt: int, degree: int, length: int, seed: int = 0) ->
         degree=degree,
         min_survivors=least_cohort(corrupt),
         modulus=0,
+        public_context=b"",
         segments=(Segment("x", length, WIDTH, False),),
         task=_TASK,
     )

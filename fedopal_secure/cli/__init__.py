@@ -6,7 +6,7 @@ import os
 
 import typer
 
-from fedopal_secure.cli import keys, models, private, simulate, sweep
+from fedopal_secure.cli import he, keys, models, private, simulate, sweep
 
 # Before torch is loaded: threads that wait sleep. Spinning, they take the cores from whatever else runs on the machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -30,3 +30,11 @@ keys_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Long-t
 keys_app.command()(keys.new)
 keys_app.command()(keys.show)
 app.add_typer(keys_app, name="keys")
+
+he_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="The key authority of encrypted sums (protocols bfv and ckks)."
+)
+he_app.command()(he.keygen)
+he_app.command()(he.decrypt)
+he_app.command()(he.show)
+app.add_typer(he_app, name="he")

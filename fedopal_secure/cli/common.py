@@ -9,13 +9,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedopal_secure.core.errors import FedopalError, ProtocolError
+from fedopal_secure.core.errors import FedopalError, InputError, ProtocolError
 
 BAD_INPUT: Final = 2
 ABORTED: Final = 3
@@ -67,3 +68,26 @@ def progress(work: dict[str, int]) -> Iterator[Callable[[str, int], None]]:
                 progress.advance(bars[stage], images)
 
         yield report
+
+
+def read_file(path: Path) -> bytes:
+    """A file's content; raises InputError."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file to write to, which goes again if writing fails; raises InputError if there is one already."""
+    try:
+        file = path.open("xb")
+    except FileExistsError:
+        raise InputError(f"{path} exists already: choose another file") from None
+    with file:
+        try:
+            yield file
+        except BaseException:
+            path.unlink()
+            raise

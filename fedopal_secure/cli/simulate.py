@@ -15,7 +15,7 @@ from fedopal_secure.core.errors import InputError
 from fedopal_secure.federation.config import PolicyConfig, SimulationConfig, load_toml, parse_config
 
 if TYPE_CHECKING:
-    from fedopal_secure.runtimes.result import Privacy, Result
+    from fedopal_secure.runtimes.result import Encryption, Privacy, Result
 
 
 def demo(
@@ -82,7 +82,10 @@ def simulate(
         str | None,
         typer.Option(help="Under noise: FILE of `public-map`, 'embedded' (that backbone's default), 'none'."),
     ] = None,
-    protocol: Annotated[str | None, typer.Option(help="pairwise or plain.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="pairwise, plain, bfv or ckks (see docs/protocols.md).")] = None,
+    masked: Annotated[
+        bool, typer.Option(help="With bfv: mask vectors, too, so that only their sum is ever seen.")
+    ] = False,
     drop: Annotated[
         list[str] | None,
         typer.Option(help="[SESSION.]PHASE:COUNT or [SESSION.]PHASE:ID,ID disappear before that phase. Repeatable."),
@@ -108,6 +111,7 @@ def simulate(
         "min_contributors": min_contributors,
         "alpha": alpha,
         "protocol": protocol,
+        "masked": masked or None,
         "drop": drop or None,
         "seed": seed,
         "baselines": baselines or None,
@@ -170,6 +174,17 @@ def _print_privacy(console: Console, privacy: Privacy) -> None:
         console.print("the server saw the sums without noise: the claim is against those who see the model only")
 
 
+def _print_encryption(console: Console, session: str, encryption: Encryption) -> None:
+    e = encryption
+    exact = (
+        "exact by proof" if e.error_bound == 0 else f"off by {e.largest_error:.1g}, proven below {e.error_bound:.1g}"
+    )
+    console.print(
+        f"{session}: {e.scheme} of degree {e.degree}, {e.modulus_bits} of {e.secure_bits} bits at 128-bit security; "
+        f"decrypted entries are {exact}; {e.opening_bytes:,} bytes to the key authority and back"
+    )
+
+
 def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
     section = values.get(name, {})
     if not isinstance(section, dict):
@@ -215,6 +230,9 @@ def _print_result(result: Result, out: Path | None) -> None:
     console.print(f"lambda {result.ridge.value:.4g} ({result.ridge.rule})")
     if result.privacy is not None:
         _print_privacy(console, result.privacy)
+    for session in result.sessions:
+        if session.encryption is not None:
+            _print_encryption(console, session.name, session.encryption)
     if result.exact is not None:
         console.print(f"the sums differ from the plain sums by {result.exact.max_abs_difference}")
     if result.baseline is not None:

@@ -23,9 +23,9 @@ from fedopal_secure.core.codec import decode, encode
 from fedopal_secure.core.errors import MisuseError, ServerFault
 from fedopal_secure.core.identity import SigningKey
 from fedopal_secure.core.messages import KEY_SHARE, SEED_SHARE, Advert, Context, ShareMessage, UploadHeader
-from fedopal_secure.core.params import CENSUS, session_id
+from fedopal_secure.core.params import CENSUS, MASKED, PROTOCOL, session_id
 from fedopal_secure.core.policy import Policy, check_proposal, cohort, roster_graph
-from fedopal_secure.core.ring import U64, Ring, to_wire
+from fedopal_secure.core.ring import U64, Ring
 from fedopal_secure.core.secret import Secret
 from fedopal_secure.core.shamir import SHARE_BYTES, Entropy, split
 from fedopal_secure.core.states import (
@@ -41,6 +41,7 @@ from fedopal_secure.core.states import (
     Shared,
     abandon,
 )
+from fedopal_secure.core.tally import Pack, wire
 from fedopal_secure.core.transitions import Phase, follow, use
 
 
@@ -55,17 +56,24 @@ def _step(state: ClientState, event: str) -> Iterator[Phase]:
 
 
 def advertise(
-    proposal_bytes: bytes, policy: Policy, key: SigningKey, certificate: bytes, entropy: Entropy
+    proposal_bytes: bytes,
+    policy: Policy,
+    key: SigningKey,
+    certificate: bytes,
+    entropy: Entropy,
+    protocol: str = PROTOCOL,
 ) -> tuple[Advertised, bytes]:
     """Check the proposed parameters against the policy and make this session's secrets.
 
-    `proposal_bytes` are a Proposal. Returns the state and an Advert. Raises PolicyRefusal or ServerFault, and then
-    nothing has been sent.
+    `proposal_bytes` are a Proposal, `protocol` is the one of MASKED that the caller speaks. Returns the state and an
+    Advert. Raises PolicyRefusal or ServerFault, and then nothing has been sent.
     """
+    if protocol not in MASKED:
+        raise MisuseError(f"{protocol!r} is not spoken here, only {' and '.join(MASKED)}")
     proposal = decode(messages.Proposal, proposal_bytes, ServerFault)
     checks.proposal_is_signed(proposal)
     params = proposal.params
-    check_proposal(policy, params)
+    check_proposal(policy, params, protocol)
     session = session_id(params)
     mask_secret, seal_secret, seed = Secret(entropy(32)), Secret(entropy(32)), Secret(entropy(32))
     advert = messages.sign(
@@ -231,11 +239,14 @@ def check_context(state: Holding, context_bytes: bytes, parent: ParentView | Non
     checks.we_survived_the_parent(context, state.setup.key.identity)
 
 
-def upload(state: Holding, vector: U64, context_bytes: bytes, parent: ParentView | None) -> tuple[Holding, bytes]:
+def upload(
+    state: Holding, vector: U64, context_bytes: bytes, parent: ParentView | None, pack: Pack | None = None
+) -> tuple[Holding, bytes]:
     """Mask this client's vector and sign for it.
 
     `vector` is uint64, one residue for each entry of the segments; it is not changed. `parent` is what the client
-    attested in the session that this one continues, None if it continues none. Returns the state and an Upload.
+    attested in the session that this one continues, None if it continues none. `pack` makes the payload of the masked
+    vector, if it is not to be the wire form. Returns the state and an Upload.
     Raises ServerFault if the context is not that parent's, PolicyRefusal if a census found too few contributors,
     MisuseError for a vector that does not fit.
     """
@@ -257,7 +268,7 @@ def upload(state: Holding, vector: U64, context_bytes: bytes, parent: ParentView
             shared = masks.agree(private, keys[peer], peer)
             stream = masks.pair_key(shared, (identity, keys[identity]), (peer, keys[peer]), binding)
             masks.apply_stream(ring, masked, stream, masks.pair_sign(identity, peer))
-        payload = to_wire(masked, params.segments)
+        payload = (pack or wire(params))(masked)
         header = messages.sign(
             setup.key,
             UploadHeader(

@@ -133,7 +133,7 @@ class UploadHeader(Message, frozen=True, tag="header"):
 
 
 class Upload(Message, frozen=True, tag="upload"):
-    """A masked vector in wire form, under its signed header."""
+    """A masked vector, in wire form or as its protocol packs it, under its signed header."""
 
     header: UploadHeader
     payload: bytes
@@ -237,7 +237,7 @@ def view_hash(view: View) -> bytes:
 
 
 def payload_hash(payload: bytes) -> bytes:
-    """H(y): the hash of a masked vector in wire form."""
+    """The hash of an upload's payload, as it travels."""
     return domains.digest(domains.PAYLOAD, payload)
 
 

@@ -15,6 +15,11 @@ from fedopal_secure.core.graph import COMPLETE_UP_TO, MAX_DEGREE
 from fedopal_secure.core.ring import is_prime
 
 PROTOCOL: Final = "secagg/v1"
+BFV: Final = "bfv/v1"
+BFV_MASKED: Final = "bfv-masked/v1"
+CKKS: Final = "ckks/v1"
+ENCRYPTED: Final = (BFV, BFV_MASKED, CKKS)  # uploads are encrypted under a key authority's public context
+MASKED: Final = (PROTOCOL, BFV_MASKED)  # those that take the steps of client.py and server.py
 MAX_CLIENTS: Final = 2**14
 MAX_LENGTH: Final = 2**32
 MIN_BOUND: Final = 2.0**-64  # of features and prompts: scale factors and their squares are ordinary float64
@@ -70,8 +75,9 @@ class SessionParams(Message, frozen=True, tag="session"):
 
     `name` says what is summed (`census`, `prompts`, `statistics`). `clients` caps the roster and `corrupt` is the
     number c of corrupt clients that the session tolerates; neither changes with the roster. `degree` is how many
-    holders each client draws, 0 on the complete graph. `modulus` is 0 for 2**64 or a prime below 2**63. `parent` is the
-    id of the session that this one continues, or empty.
+    holders each client draws, 0 on the complete graph. `modulus` is 0 for 2**64 or a prime below 2**63.
+    `public_context` is the SHA-256 of the key authority's public context under which uploads are encrypted, or empty.
+    `parent` is the id of the session that this one continues, or empty.
     """
 
     protocol: str
@@ -84,6 +90,7 @@ class SessionParams(Message, frozen=True, tag="session"):
     degree: int
     min_survivors: int
     modulus: int
+    public_context: bytes
     segments: tuple[Segment, ...]
     task: Task
 
@@ -94,7 +101,7 @@ class SessionParams(Message, frozen=True, tag="session"):
 
     @property
     def upload_bytes(self) -> int:
-        """Bytes of one upload's payload."""
+        """Bytes of one upload's payload in the plain wire form."""
         return sum(segment.length * segment.width for segment in self.segments)
 
 
@@ -130,7 +137,7 @@ def check_params(params: SessionParams, protocol: str = PROTOCOL) -> None:
         least <= p.min_survivors <= p.clients,
         f"{p.min_survivors} survivors proposed; with c = {p.corrupt} it takes {least} to {p.clients}",
     )
-    sparse = p.clients > COMPLETE_UP_TO
+    sparse = p.clients > COMPLETE_UP_TO and protocol in MASKED  # without masks there is no graph
     least, most = (1, MAX_DEGREE) if sparse else (0, 0)
     require(
         "degree", least <= p.degree <= most, f"degree {p.degree} of {p.clients} clients; {least} to {most} is allowed"
@@ -138,6 +145,12 @@ def check_params(params: SessionParams, protocol: str = PROTOCOL) -> None:
     prime = p.modulus != 0
     require("modulus", not prime or (2 < p.modulus < 2**63 and is_prime(p.modulus)), "neither 2^64 nor a prime < 2^63")
     prime_width = (p.modulus.bit_length() + 7) // 8
+    # A masked vector is encrypted as residues of the plain modulus, one that is not masked as integers.
+    require("modulus", protocol != BFV_MASKED or prime, "masks inside an encryption are modulo a prime")
+    require("modulus", protocol not in (BFV, CKKS) or not prime, "vectors that are encrypted unmasked are modulo 2^64")
+    encrypted = protocol in ENCRYPTED
+    context_bytes = 32 if encrypted else 0
+    require("public_context", len(p.public_context) == context_bytes, f"it takes a hash of {context_bytes} bytes")
     require("segments", bool(p.segments), "there is nothing to sum")
     require("segments", len({s.name for s in p.segments}) == len(p.segments), "a name occurs twice")
     for s in p.segments:

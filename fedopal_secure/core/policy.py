@@ -37,7 +37,8 @@ class Policy:
     takes part in, `sessions` how many chains of sessions it grants on the same data, `min_contributors` how many honest
     clients must hold images of each class (0: it asks for no census), counting c clients as lying by one each.
     `release` is the differentially private release that it agreed to (empty: exact sums), and `epsilon` at `delta` what
-    all such releases from its journal may add up to (0: none).
+    all such releases from its journal may add up to (0: none). `public_context` is the SHA-256 of the key authority's
+    public context that it pins (empty: it encrypts under none).
     """
 
     members: Membership
@@ -58,6 +59,7 @@ class Policy:
     sessions: int = 1
     min_contributors: int = 0
     protocols: frozenset[str] = field(default_factory=lambda: frozenset({PROTOCOL}))
+    public_context: bytes = b""
 
 
 def check_proposal(policy: Policy, params: SessionParams, protocol: str = PROTOCOL) -> None:
@@ -87,6 +89,8 @@ def check_proposal(policy: Policy, params: SessionParams, protocol: str = PROTOC
     require("max_images", task.max_images == policy.max_images, f"{task.max_images} is not {policy.max_images}")
     require("prompt_modes", task.prompt_mode in policy.prompt_modes, f"mode {task.prompt_mode!r} is not accepted")
     require("release", task.release == policy.release, "the release is not the one agreed")
+    pinned = params.public_context in (b"", policy.public_context)
+    require("public_context", pinned, "uploads would be encrypted under another public context than the one pinned")
     require(
         "min_contributors",
         task.min_contributors >= policy.min_contributors,

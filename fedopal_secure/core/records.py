@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
 from fedopal_secure.core import messages
 from fedopal_secure.core.codec import Message, decode, encode
 from fedopal_secure.core.errors import MisuseError
 from fedopal_secure.core.graph import Graph
 from fedopal_secure.core.recovery import Shown
-from fedopal_secure.core.ring import U64
+from fedopal_secure.core.tally import Tally
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,7 @@ class Dealt:
 class Records:
     """What has been collected; it moves from state to state."""
 
+    tally: Tally
     adverts: dict[bytes, messages.Advert] = field(default_factory=dict)
     keys: set[bytes] = field(default_factory=set)  # every public key advertised
     shares: dict[bytes, Dealt] = field(default_factory=dict)
@@ -42,7 +42,6 @@ class Records:
     attestations: dict[bytes, messages.Attestation] = field(default_factory=dict)
     revealed: set[bytes] = field(default_factory=set)
     shown: dict[bytes, list[Shown]] = field(default_factory=dict)  # by dealer
-    total: U64 = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
     roster: bytes = b""
     sharers: bytes = b""
     context: bytes = b""

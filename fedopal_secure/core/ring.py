@@ -75,15 +75,16 @@ class Ring:
         if not self.modulus:
             return words
         cut = words & np.uint64((1 << self.modulus.bit_length()) - 1)
-        return cut[cut < np.uint64(self.modulus)]
+        return cut if self.contains(cut) else cut[cut < np.uint64(self.modulus)]
 
     def contains(self, vector: U64) -> bool:
         """Whether every entry is a residue."""
         return not self.modulus or not vector.size or int(vector.max()) < self.modulus
 
     def _fold(self, total: U64) -> None:
-        # Both terms were below p < 2**63, so the sum did not wrap and one subtraction is enough.
-        np.subtract(total, np.uint64(self.modulus), out=total, where=total >= np.uint64(self.modulus))
+        # Both terms were below p < 2**63, so the sum did not wrap and one subtraction is enough; where it is one too
+        # many it wraps, to more than the sum.
+        np.minimum(total, total - np.uint64(self.modulus), out=total)
 
 
 def to_wire(vector: U64, segments: Iterable[_Segment]) -> bytes:

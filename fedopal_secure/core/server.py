@@ -15,8 +15,6 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from fedopal_secure.core import masks, messages
 from fedopal_secure.core.census import Opening
 from fedopal_secure.core.checks import fits
@@ -25,12 +23,13 @@ from fedopal_secure.core.domains import SHARE_MESSAGE, digest
 from fedopal_secure.core.errors import Blame, ClientFault, MisuseError, ProtocolError, SessionAborted
 from fedopal_secure.core.graph import Graph, quorum
 from fedopal_secure.core.identity import SigningKey
-from fedopal_secure.core.messages import Context
-from fedopal_secure.core.params import CENSUS, SessionParams, check_params, session_id
+from fedopal_secure.core.messages import Context, UploadHeader
+from fedopal_secure.core.params import CENSUS, MASKED, PROTOCOL, SessionParams, check_params, session_id
 from fedopal_secure.core.policy import Membership
 from fedopal_secure.core.records import Dealt, Records, Relays
 from fedopal_secure.core.recovery import Rebuilder, Shown, unmask
-from fedopal_secure.core.ring import U64, Ring, from_wire
+from fedopal_secure.core.ring import U64
+from fedopal_secure.core.tally import Tally, WireTally
 from fedopal_secure.core.transitions import Phase, State, follow, use
 
 # Any clamped scalar finds a key of small order: the result is zero whatever the scalar.
@@ -69,16 +68,20 @@ class ServerState(State):
         return tuple(sorted(self.records.shares))
 
 
-def start(params: SessionParams, members: Membership, key: SigningKey) -> tuple[ServerState, bytes]:
+def start(
+    params: SessionParams, members: Membership, key: SigningKey, tally: Tally | None = None
+) -> tuple[ServerState, bytes]:
     """Open a session; the bytes are the proposal for every client, signed with the server's key.
 
-    Raises PolicyRefusal for unsound parameters, MisuseError for a key that is not the server's they name.
+    `tally` adds the uploads, if their payloads are not in wire form. Raises PolicyRefusal for unsound parameters,
+    MisuseError for a key that is not the server's they name.
     """
-    check_params(params)
+    check_params(params, params.protocol if params.protocol in MASKED else PROTOCOL)
     if key.identity != params.server:
         raise MisuseError("the parameters name another server than the one whose key signs them")
     proposal = messages.sign(key, messages.Proposal(params))
-    return ServerState(Phase.ADVERTS, params, session_id(params), members, Records()), encode(proposal)
+    records = Records(WireTally(params) if tally is None else tally)
+    return ServerState(Phase.ADVERTS, params, session_id(params), members, records), encode(proposal)
 
 
 def receive(state: ServerState, sender: bytes, data: bytes) -> ServerState:
@@ -115,7 +118,6 @@ def open_uploads(state: ServerState, context: Context) -> tuple[ServerState, byt
         raise MisuseError("the context is not of this session and the parent that its parameters name")
     state.records.parent_survivors = context.parent_survivors
     state.records.context = messages.context_hash(context)
-    state.records.total = np.zeros(state.params.length, dtype=np.uint64)
     return _next(state, "open"), encode(context)
 
 
@@ -137,6 +139,7 @@ def finish(state: ServerState) -> Sum:
     except ProtocolError as error:
         error.blame = tuple(rebuilder.blame)
         raise
+    masked = r.tally.total()
     # Not before: the server may wait for more shares and ask again.
     use(state, "finish")
 
@@ -144,12 +147,22 @@ def finish(state: ServerState) -> Sum:
         return sorted((set(r.holders_of(gone)) | set(r.dealers[gone])) & r.headers.keys())
 
     binding = masks.Binding(state.session, r.roster, r.context)
-    total = unmask(r.total, state.params, seeds, mask_secrets, peers, keys, binding)
+    total = unmask(masked, state.params, seeds, mask_secrets, peers, keys, binding)
     opening = None
     if state.params.name == CENSUS:
         payloads = tuple(r.payloads[survivor] for survivor in survivors)
         opening = Opening(state.session, payloads, tuple(seeds.values()), tuple(mask_secrets.values()))
     return Sum(state.session, total, survivors, dropped, r.graph.threshold, r.view, tuple(rebuilder.blame), opening)
+
+
+def signed_uploads(state: ServerState) -> tuple[tuple[UploadHeader, bytes], ...]:
+    """What the survivors signed of their uploads, each with the certificate that its advert showed, in the order of
+    identities: for whoever has to see that enough members uploaded. Raises MisuseError before the uploads are closed.
+    """
+    r = state.records
+    if not r.view:
+        raise MisuseError("the uploads are not closed yet")
+    return tuple((r.headers[survivor], r.adverts[survivor].certificate) for survivor in r.lists()[0])
 
 
 def _next(state: ServerState, event: str) -> ServerState:
@@ -216,12 +229,11 @@ def _receive_upload(state: ServerState, sender: bytes, data: bytes) -> None:
         "uploaded under another session, roster, set of sharers or context",
     )
     _require(sender, messages.is_signed(header), "sent an upload that it did not sign")
-    _require(sender, len(upload.payload) == params.upload_bytes, "sent an upload of the wrong length")
     _require(sender, messages.payload_hash(upload.payload) == header.payload_hash, "sent another upload than it signed")
-    ring = Ring(params.modulus)
-    vector = from_wire(upload.payload, params.segments)
-    _require(sender, ring.contains(vector), "sent entries that are not residues")
-    ring.add_into(r.total, vector)
+    try:
+        r.tally.add(upload.payload)
+    except ValueError as error:
+        raise ClientFault(sender, f"sent {error}") from None
     r.headers[sender] = header
     if params.name == CENSUS:
         r.payloads[sender] = upload.payload

@@ -19,7 +19,10 @@ COUNTS: Final = "counts"
 PRESENCE: Final = "presence"
 PROMPTS: Final = "prompts"
 
-_COUNT_WIDTH: Final = 8  # whatever the cap: too many images must show as a count, not wrap
+# Whatever the cap: too many images must show as a count, not wrap. Six bytes, where eight would take a second
+# ciphertext, hold more images than there are.
+COUNT_WIDTH: Final = 8
+ENCRYPTED_COUNT_WIDTH: Final = 6
 
 
 def r_diagonal_bound(bits: int, max_images: int) -> int:
@@ -72,14 +75,15 @@ def statistics_segments(
     max_images: int,
     noise: Mapping[str, int] | None = None,
     count_scale: int = 1,
+    count_width: int = COUNT_WIDTH,
 ) -> tuple[Segment, ...]:
     """Segments of R, C and the class counts, in the order of the vector; `bits` are those of the feature grid.
 
     "r_diagonal" (dimension,), unsigned; "r_upper" (dimension * (dimension - 1) / 2,), the strict upper triangle row by
-    row, signed; "c" (dimension * classes,), row by row, signed; "counts" (classes,), unsigned. With `noise`, by segment
-    the largest magnitude that the noise in the sum takes, all are signed and that much wider, and an image counts as
-    `count_scale`. Raises OverflowBudgetError if the cap on images is too high for this grid, InputError if a number
-    makes no vector.
+    row, signed; "c" (dimension * classes,), row by row, signed; "counts" (classes,), unsigned and `count_width` bytes
+    wide. With `noise`, by segment the largest magnitude that the noise in the sum takes, all are signed and that much
+    wider, and an image counts as `count_scale`. Raises OverflowBudgetError if the cap on images is too high for this
+    grid, InputError if a number makes no vector.
     """
     if dimension < 2 or classes < 1 or bits < 1 or max_images < 1:
         raise InputError(
@@ -103,7 +107,7 @@ def statistics_segments(
         Segment(R_DIAGONAL, lengths[R_DIAGONAL], width_of(bounds[R_DIAGONAL], False), False),
         Segment(R_UPPER, lengths[R_UPPER], width_of(bounds[R_UPPER], True), True),
         Segment(C, lengths[C], width_of(bounds[C], True), True),
-        Segment(COUNTS, lengths[COUNTS], _COUNT_WIDTH, False),
+        Segment(COUNTS, lengths[COUNTS], count_width, False),
     )
 
 

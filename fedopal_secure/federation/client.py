@@ -25,7 +25,8 @@ from fedopal_secure.core.states import ParentView
 from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.federation.config import TuningSettings
 from fedopal_secure.federation.private_data import PrivateData, compute_statistics
-from fedopal_secure.federation.secure_sum import PLAIN, UPLOAD, Participant, SumClient, open_client
+from fedopal_secure.federation.protocols import open_client
+from fedopal_secure.federation.secure_sum import PLAIN, UPLOAD, Participant, SumClient
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.vectors import (
@@ -100,6 +101,7 @@ class RoundClient:
         self._public_map, self._extract = public_map, extract
         self._report = report
         self._tuning_entropy: Keystream | None = None
+        self._noise_entropy: Keystream | None = None
         self._sessions: dict[str, JoinedSession] = {}
         self._views: dict[bytes, ParentView] = {}
         self._left = False
@@ -191,8 +193,9 @@ class RoundClient:
         if params.task.release and self._brought_prompts:
             raise MisuseError("prompts that were tuned elsewhere have no place in a private release")
         if params.task.release and self._tuning_entropy is None:
-            # Drawn now, because tuning runs beside the protocol, and two threads must not share a generator.
-            self._tuning_entropy = Keystream(self._me.entropy(32))
+            # Drawn now: tuning runs beside the protocol, and two threads must not share a generator; and a simulation
+            # has the same noise whatever protocol draws from its seed afterwards.
+            self._tuning_entropy, self._noise_entropy = Keystream(self._me.entropy(32)), Keystream(self._me.entropy(32))
         self._sessions[session] = joined
         with self._timings.stage("protect"):
             return sums.answer(phase, proposal)
@@ -213,10 +216,9 @@ class RoundClient:
         require("feature_map", known, f"feature map {task.feature_map!r} is not the one that this client has loaded")
         dimension = backbone.feature_dim if own_map is None else own_map.dimension
         require("feature_dimension", task.feature_dimension == dimension, f"{task.feature_dimension}")
-        require("modulus", params.modulus == 0, "statistics are summed modulo 2^64")
         self._check_release(params)
         try:
-            segments = session_segments(task, params.name, params.clients)
+            segments = session_segments(task, params.name, params.clients, params.protocol, params.modulus)
         except OverflowBudgetError as error:
             raise PolicyRefusal("segments", str(error)) from None
         require("segments", params.segments == segments, "the segments are not those that the task's bounds give")
@@ -298,7 +300,7 @@ class RoundClient:
                 )
         summed = prompts if params.name == PROMPTS_SESSION or task.prompt_mode == "local" else None
         points = None if summed is None else prompt_grid(task).quantise(summed)
-        return to_vector(params, statistics, points, self._me.entropy)
+        return to_vector(params, statistics, points, self._noise_entropy)
 
     def _check_payload(self, params: SessionParams, context: Context) -> None:
         """Refuse a context that carries something for which this session has no use."""

@@ -127,7 +127,10 @@ class SimulationConfig(_Section):
         int, Field(ge=0, description="honest contributors that each class needs; above 0 a census comes first")
     ] = 0
     alpha: Annotated[float, Field(gt=0, description="Dirichlet concentration; small is skewed, inf is even")] = 0.1
-    protocol: Annotated[Literal["pairwise", "plain"], Field(description="how vectors are summed")] = "pairwise"
+    protocol: Annotated[Literal["pairwise", "plain", "bfv", "ckks"], Field(description="how vectors are summed")] = (
+        "pairwise"
+    )
+    masked: Annotated[bool, Field(description="with protocol 'bfv': vectors are masked, too")] = False
     max_images: Annotated[Count | None, Field(description="public cap on images in all; default: next power of 2")] = (
         None
     )
@@ -163,9 +166,11 @@ class SimulationConfig(_Section):
 
     @property
     def graph_degree(self) -> int:
-        """The degree of the graph; the default bears a tenth of the clients leaving."""
+        """The degree of the graph, which only masks need; the default bears a tenth of the clients leaving."""
         if self.degree is not None:
             return self.degree
+        if self.protocol != "pairwise" and not self.masked:
+            return 0
         return least_degree(self.clients, self.corrupt_clients, self.clients // 10, self.cohort)
 
 
@@ -205,6 +210,9 @@ class PolicyConfig(_Section):
         Count, Field(description="how many chains of sessions may use the same data; private ones: any data of mine")
     ] = 1
     protocols: Annotated[tuple[str, ...], Field(description="protocols that are accepted")] = ("secagg/v1",)
+    public_context: Annotated[
+        Hex32 | None, Field(description="hash of the key authority's public context, as `he keygen` prints it")
+    ] = None
 
 
 Config = TypeVar("Config", bound=_Section)

@@ -29,18 +29,23 @@ def create_key(folder: Path, name: str) -> tuple[Path, bytes]:
     path = folder / f"{name}.key"
     private = secrets.token_bytes(32)
     pem = Ed25519PrivateKey.from_private_bytes(private).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_private(path, pem)
+    return path, SigningKey(private).identity
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a secret to a new file with mode 0600, and see it to the disk; raises InputError rather than overwrite."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise InputError(f"{path} exists already: choose another name, a key is never overwritten") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from None
     with os.fdopen(descriptor, "wb") as file:
-        file.write(pem)
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    return path, SigningKey(private).identity
 
 
 def load_key(path: Path) -> SigningKey:

@@ -24,16 +24,17 @@ from fedopal_secure.core.errors import (
 )
 from fedopal_secure.core.identity import SigningKey
 from fedopal_secure.core.messages import Context
-from fedopal_secure.core.params import CENSUS, SessionParams, Task
+from fedopal_secure.core.params import BFV_MASKED, CENSUS, SessionParams, Task
 from fedopal_secure.core.policy import Membership
 from fedopal_secure.core.server import Sum
 from fedopal_secure.core.shamir import Entropy
 from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.federation.config import HeadSettings
 from fedopal_secure.federation.heads import solve_head
-from fedopal_secure.federation.secure_sum import PHASES, UPLOAD, SumServer, open_server
+from fedopal_secure.federation.protocols import open_server
+from fedopal_secure.federation.secure_sum import PHASES, SILENT, UPLOAD, SumServer
 from fedopal_secure.federation.timings import Timings
-from fedopal_secure.federation.transcript import Transcript, public_part
+from fedopal_secure.federation.transcript import Transcript, public_part, public_request
 from fedopal_secure.federation.vectors import (
     PROMPTS_SESSION,
     STATISTICS_SESSION,
@@ -44,6 +45,7 @@ from fedopal_secure.federation.vectors import (
     session_segments,
     task_release,
 )
+from fedopal_secure.he.messages import PublicContext, public_context_hash
 from fedopal_secure.model import Model
 from fedopal_secure.privacy.noise import add_noise
 from fedopal_secure.statistics.sums import SufficientStatistics
@@ -61,6 +63,14 @@ class Proposal:
     task: Task
     public_prompts: NDArray[np.float32] | None = None
     public_map: FeatureMap | None = None
+    public_context: PublicContext | None = None
+
+    @property
+    def modulus(self) -> int:
+        """What vectors are summed modulo: 0 for 2**64, or where masks are encrypted the plain modulus."""
+        if self.protocol != BFV_MASKED or self.public_context is None:
+            return 0
+        return next(iter(self.public_context.parameters.plain_moduli), 0)
 
 
 @dataclass
@@ -79,7 +89,7 @@ class SessionRecord:
         gone: set[bytes] = set()
         for phase, asked in self.requested.items():
             missing = asked.keys() - self.answered[phase].keys() - gone
-            if missing and phase not in ("hold", "join"):
+            if missing and phase not in SILENT:
                 lost[phase] = tuple(sorted(missing))
                 gone |= missing
         return lost
@@ -113,7 +123,7 @@ class RoundServer:
         self.phases = PHASES[proposal.protocol]
         self.records: dict[str, SessionRecord] = {}
         self._sums: dict[str, SumServer] = {}
-        parent = b""
+        parent, context = b"", proposal.public_context
         for name in self.sessions:
             params = SessionParams(
                 proposal.protocol,
@@ -125,11 +135,12 @@ class RoundServer:
                 proposal.corrupt,
                 proposal.degree,
                 proposal.min_survivors,
-                0,
-                session_segments(proposal.task, name, proposal.clients),
+                proposal.modulus,
+                b"" if context is None else public_context_hash(context),
+                session_segments(proposal.task, name, proposal.clients, proposal.protocol, proposal.modulus),
                 proposal.task,
             )
-            self._sums[name] = open_server(params, members, invited, key)
+            self._sums[name] = open_server(params, members, invited, key, context)
             self.records[name] = SessionRecord(params)
             parent = self._sums[name].session
 
@@ -144,7 +155,8 @@ class RoundServer:
         if context is not None and context.parent:
             requests = {client: body for client, body in requests.items() if client in context.parent_survivors}
         if phase != "hold" and requests:
-            self._transcript.record(server.session, phase, "server", next(iter(requests.values())))
+            shown = public_request(phase, next(iter(requests.values())))
+            self._transcript.record(server.session, phase, "server", shown)
         record.requested[phase] = {client: len(body) for client, body in requests.items()}
         return requests
 
@@ -159,7 +171,7 @@ class RoundServer:
         except ClientFault as fault:
             record.faults.append(Blame(fault.client, fault.reason))
             return
-        self._transcript.record(server.session, phase, client.hex(), public_part(phase, answer))
+        self._transcript.record(server.session, phase, client.hex(), public_part(record.params.protocol, phase, answer))
         record.answered[phase][client] = len(answer)
 
     def finish(self, session: str) -> None:

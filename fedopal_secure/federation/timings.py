@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-STAGES: Final = ("tuning", "features", "protect", "aggregate", "unmask", "solve")
+STAGES: Final = ("tuning", "features", "protect", "aggregate", "open", "unmask", "solve")
 
 
 class Timings:

@@ -12,9 +12,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from fedopal_secure.core.codec import decode, encode
 from fedopal_secure.core.errors import InputError
-from fedopal_secure.core.messages import Shares
+from fedopal_secure.core.messages import Shares, Upload
+from fedopal_secure.core.params import BFV_MASKED, ENCRYPTED
+from fedopal_secure.federation.secure_sum import OPEN, UPLOAD
+from fedopal_secure.he.messages import EncryptedUpload, OpenRequest, total_hash
 
 _LABEL = b"fedopal-secure/transcript/v1\x00"
 _START = bytes(32).hex()
@@ -68,11 +73,23 @@ def _link(line: str) -> str:
     return hashlib.sha256(_LABEL + line.encode("ascii")).hexdigest()
 
 
-def public_part(phase: str, body: bytes) -> bytes:
-    """What of a client's message everyone may see: all of it, except for ciphertexts."""
-    if phase != "share":
+def public_part(protocol: str, phase: str, body: bytes) -> bytes:
+    """What of an answer everyone may see: all of it, except for ciphertexts, of which the signed hashes stay."""
+    if phase == "share":
+        return encode(decode(Shares, body, InputError).message)
+    if phase != UPLOAD or protocol not in ENCRYPTED:
         return body
-    return encode(decode(Shares, body, InputError).message)
+    if protocol == BFV_MASKED:
+        return encode(decode(Upload, body, InputError).header)
+    return encode(decode(EncryptedUpload, body, InputError).signed)
+
+
+def public_request(phase: str, body: bytes) -> bytes:
+    """What of a request everyone may see: of one that asks to open a total, its hash in its place."""
+    if phase != OPEN:
+        return body
+    asked = decode(OpenRequest, body, InputError)
+    return encode(replace(asked, total=total_hash(asked.total)))
 
 
 def read_transcript(folder: Path) -> tuple[list[Entry], str]:

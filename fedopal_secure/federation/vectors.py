@@ -6,15 +6,24 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from fedopal_secure.core.codec import Message
 from fedopal_secure.core.errors import MisuseError, OverflowBudgetError
-from fedopal_secure.core.params import CENSUS, Segment, SessionParams, Task
+from fedopal_secure.core.params import CENSUS, ENCRYPTED, PROTOCOL, Segment, SessionParams, Task
 from fedopal_secure.core.shamir import Entropy
 from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.encoding.grid import FeatureGrid, PromptGrid
-from fedopal_secure.encoding.layout import PRESENCE, PROMPTS, presence_segment, prompt_segment, statistics_segments
+from fedopal_secure.encoding.layout import (
+    COUNT_WIDTH,
+    ENCRYPTED_COUNT_WIDTH,
+    PRESENCE,
+    PROMPTS,
+    presence_segment,
+    prompt_segment,
+    statistics_segments,
+)
 from fedopal_secure.encoding.vector import pack, unpack
 from fedopal_secure.privacy.noise import add_noise, noise_bounds
 from fedopal_secure.privacy.release import Release, parse_release
@@ -39,11 +48,14 @@ def task_release(task: Task) -> Release | None:
     return _parse_once(task.release) if task.release else None
 
 
-def session_segments(task: Task, name: str, clients: int) -> tuple[Segment, ...]:
+def session_segments(
+    task: Task, name: str, clients: int, protocol: str = PROTOCOL, modulus: int = 0
+) -> tuple[Segment, ...]:
     """The segments of a session: presence bits, prompts, statistics, or (in mode `local`) the last two in one vector.
 
-    Raises OverflowBudgetError if the task's bounds, with the noise of so many clients, fit no width, and PolicyRefusal
-    for a malformed release.
+    Summed modulo a prime, an entry is as wide as a residue. Raises OverflowBudgetError if the task's bounds, with the
+    noise of so many clients, fit no width or not between -modulus / 2 and modulus / 2, and PolicyRefusal for a
+    malformed release.
     """
     if name == CENSUS:
         return (presence_segment(len(task.classes), clients),)
@@ -54,10 +66,19 @@ def session_segments(task: Task, name: str, clients: int) -> tuple[Segment, ...]
         if release is not None and release.adds_at_client:
             segments = statistics_segments(*shape, noise_bounds(release, clients), release.count_scale)
         else:
-            segments = statistics_segments(*shape)
+            counts = ENCRYPTED_COUNT_WIDTH if protocol in ENCRYPTED else COUNT_WIDTH
+            segments = statistics_segments(*shape, count_width=counts)
     if name == PROMPTS_SESSION or task.prompt_mode == "local":
         segments += (prompt_segment(task.prompt_tokens, task.prompt_dimension, task.prompt_bits, clients),)
-    return segments
+    if not modulus:
+        return segments
+    wide = [segment.name for segment in segments if 2 ** (8 * segment.width + 1) > modulus]
+    if wide:
+        raise OverflowBudgetError(
+            f"sums of {', '.join(wide)} do not fit modulo {modulus}: agree on fewer images or bits, or do without masks"
+        )
+    residue = (modulus.bit_length() + 7) // 8
+    return tuple(replace(segment, width=residue) for segment in segments)
 
 
 def feature_map_name(public_map: FeatureMap | None) -> str:

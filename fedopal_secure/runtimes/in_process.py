@@ -4,7 +4,8 @@ Each session of a round goes through the same phases:
 
     advertise | share, hold (of every session, while prompts are tuned) | upload, attest, reveal
 
-With two-phase prompts the last three happen twice: first for the prompts, then for the statistics.
+With two-phase prompts the last three happen twice: first for the prompts, then for the statistics. Encrypted vectors
+that are not masked need only join | upload, and every encrypted sum ends with `open`, which the key authority answers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import ExitStack
 from fedopal_secure.federation.client import RoundClient
 from fedopal_secure.federation.secure_sum import UPLOAD
 from fedopal_secure.federation.server import RoundServer
+from fedopal_secure.he.authority import KeyAuthority
 from fedopal_secure.model import Model
 
 Dropout = Callable[[str, str, Sequence[bytes]], Iterable[bytes]]
@@ -26,7 +28,12 @@ def nobody(session: str, phase: str, asked: Sequence[bytes]) -> Iterable[bytes]:
     return ()
 
 
-def run_round(server: RoundServer, clients: Mapping[bytes, RoundClient], dropout: Dropout = nobody) -> Model:
+def run_round(
+    server: RoundServer,
+    clients: Mapping[bytes, RoundClient],
+    dropout: Dropout = nobody,
+    authority: KeyAuthority | None = None,
+) -> Model:
     """Run every session of a round and return the released model.
 
     `dropout(session, phase, asked)` says who disappears for good before answering a phase. Errors of the protocol
@@ -38,11 +45,14 @@ def run_round(server: RoundServer, clients: Mapping[bytes, RoundClient], dropout
         requests = server.request(session, phase)
         for gone in dropout(session, phase, [client for client in requests if client in alive]):
             del alive[gone]
-        for client, request in requests.items():
-            if client in alive:
-                answer = alive[client].answer(session, phase, request)
-                if answer:
-                    server.receive(session, phase, client, answer)
+        for party, request in requests.items():
+            answer = b""
+            if party in alive:
+                answer = alive[party].answer(session, phase, request)
+            elif authority is not None and party == authority.identity:
+                answer = authority.open_total(request)
+            if answer:
+                server.receive(session, phase, party, answer)
 
     def tune() -> None:
         for identity, client in clients.items():

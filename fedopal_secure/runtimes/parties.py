@@ -1,4 +1,4 @@
-"""What makes a party simulated: entropy from a seed, and a client that writes down what it contributes."""
+"""What makes a party simulated: entropy from a seed, and parties that let themselves be watched."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from fedopal_secure.core.messages import Context
 from fedopal_secure.federation.client import JoinedSession, RoundClient
 from fedopal_secure.federation.secure_sum import Participant
+from fedopal_secure.federation.timings import Timings
+from fedopal_secure.he.authority import KeyAuthority
 
 # by session id and identity: uint64 (length,)
 Vectors = dict[tuple[bytes, bytes], NDArray[np.uint64]]
@@ -27,6 +29,19 @@ class SeededEntropy:
         """The next `count` bytes."""
         self._counter += 1
         return hashlib.shake_256(self._prefix + self._counter.to_bytes(8, "big")).digest(count)
+
+
+class TimedAuthority(KeyAuthority):
+    """A key authority whose work is timed."""
+
+    def __init__(self, timings: Timings, *rest: Any) -> None:
+        super().__init__(*rest)
+        self._timings = timings
+
+    def open_total(self, request_bytes: bytes) -> bytes:
+        """See `KeyAuthority.open_total`."""
+        with self._timings.stage("open"):
+            return super().open_total(request_bytes)
 
 
 class WitnessedClient(RoundClient):

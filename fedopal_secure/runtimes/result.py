@@ -12,11 +12,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fedopal_secure.core.params import Task
+from fedopal_secure.core.params import Task, session_id
 from fedopal_secure.encoding.vector import unpack
-from fedopal_secure.federation.secure_sum import UPLOAD
+from fedopal_secure.federation.secure_sum import OPEN, SILENT, UPLOAD
 from fedopal_secure.federation.server import SessionRecord
 from fedopal_secure.federation.vectors import task_release
+from fedopal_secure.he.authority import KeyAuthority
+from fedopal_secure.he.context import session_error_bound
+from fedopal_secure.he.messages import public_context_hash
+from fedopal_secure.he.parameters import SECURE_BITS
 from fedopal_secure.privacy.accounting import ACCOUNTANT, tuning_epsilon
 from fedopal_secure.privacy.release import noise_terms, total_sigma, zcdp
 
@@ -25,7 +29,8 @@ class SessionResult(msgspec.Struct, frozen=True):
     """One secure sum. Bytes are those of the client that moved most; names are the simulation's.
 
     `setup_bytes_per_client` counts both directions of the phases before the upload, `closing_bytes_per_client` of those
-    after it, `upload_bytes_per_client` the upload with its header. `widths` are bytes per entry of each segment.
+    after it, `upload_bytes_per_client` the upload with its header. `widths` are bytes per entry of each segment, and
+    `rounds` how many answers a client owes at most.
     """
 
     name: str
@@ -41,6 +46,28 @@ class SessionResult(msgspec.Struct, frozen=True):
     upload_bytes_per_client: int
     closing_bytes_per_client: int
     widths: dict[str, int]
+    rounds: int
+    encryption: Encryption | None
+
+
+class Encryption(msgspec.Struct, frozen=True):
+    """Under what a session's uploads were encrypted.
+
+    `public_context` is the hash that clients pin; `ciphertext_bits` are those of q and `modulus_bits` those of all
+    coefficient moduli, of which 128-bit security at this `degree` allows `secure_bits`. No decrypted entry is farther
+    from its integer than `error_bound`, except with probability 2**-40; `largest_error` is what the key authority saw,
+    which nobody else is told (only a simulation can know). `opening_bytes` went to the authority and back.
+    """
+
+    scheme: str
+    public_context: str
+    degree: int
+    ciphertext_bits: int
+    modulus_bits: int
+    secure_bits: int
+    error_bound: float
+    largest_error: float
+    opening_bytes: int
 
 
 class Exact(msgspec.Struct, frozen=True):
@@ -154,10 +181,12 @@ class Result(msgspec.Struct, frozen=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
 
-def session_result(record: SessionRecord, names: Mapping[bytes, str]) -> SessionResult:
-    """Sum up what the server noted of a finished session; `names` maps identities to names."""
+def session_result(
+    record: SessionRecord, names: Mapping[bytes, str], encryption: Encryption | None = None
+) -> SessionResult:
+    """Sum up what the server noted of a finished session; `names` maps clients' identities to names."""
     params, result = record.params, record.result
-    phases = list(record.requested)
+    phases = [phase for phase in record.requested if phase != OPEN]  # that one is the key authority's
     at = phases.index(UPLOAD)
 
     def most(directions: list[Mapping[str, Mapping[bytes, int]]], chosen: list[str]) -> int:
@@ -182,6 +211,27 @@ def session_result(record: SessionRecord, names: Mapping[bytes, str]) -> Session
         upload_bytes_per_client=most([record.answered], [UPLOAD]),
         closing_bytes_per_client=most([record.requested, record.answered], phases[at + 1 :]),
         widths={segment.name: segment.width for segment in params.segments},
+        rounds=sum(phase not in SILENT for phase in phases),
+        encryption=encryption,
+    )
+
+
+def encryption_result(record: SessionRecord, authority: KeyAuthority | None) -> Encryption | None:
+    """Under what a session's uploads were encrypted; None if they were not."""
+    if authority is None:
+        return None
+    context, session = authority.public_context, session_id(record.params)
+    p = context.parameters
+    return Encryption(
+        scheme=p.scheme,
+        public_context=public_context_hash(context).hex(),
+        degree=p.degree,
+        ciphertext_bits=p.q.bit_length(),
+        modulus_bits=p.modulus_bits,
+        secure_bits=SECURE_BITS[p.degree],
+        error_bound=session_error_bound(record.params, p),
+        largest_error=authority.largest_error.get(session, 0.0),
+        opening_bytes=sum(sum(moved.get(OPEN, {}).values()) for moved in (record.requested, record.answered)),
     )
 
 

@@ -16,7 +16,7 @@ from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.federation.client import prompts_digest
 from fedopal_secure.federation.config import PolicyConfig, PrivacySettings, SimulationConfig
 from fedopal_secure.federation.heads import check_rule
-from fedopal_secure.federation.secure_sum import PROTOCOLS
+from fedopal_secure.federation.secure_sum import protocol_named
 from fedopal_secure.federation.vectors import feature_map_name, task_release
 from fedopal_secure.model import Model
 from fedopal_secure.privacy.accounting import affordable_rho, tuning_event
@@ -213,11 +213,17 @@ def total_rho(config: SimulationConfig, privacy: PrivacySettings, prompts: Priva
 
 
 def make_policy(
-    config: SimulationConfig, task: Task, members: Membership, server: bytes, file: PolicyConfig | None
+    config: SimulationConfig,
+    task: Task,
+    members: Membership,
+    server: bytes,
+    public_context: bytes,
+    file: PolicyConfig | None,
 ) -> Policy:
     """The policy of every simulated client: a file's, or one that agrees to what the configuration asks for.
 
-    `server` is the identity of the simulation's server. Raises InputError if the file names identities of its own.
+    `server` is the identity of the simulation's server, `public_context` the hash of its key authority's (or empty).
+    Raises InputError if the file names identities or keys of its own.
     """
     if file is None:
         file = PolicyConfig(
@@ -225,13 +231,13 @@ def make_policy(
             min_survivors=config.cohort,
             min_contributors=config.min_contributors,
             release=task.release,
-            protocols=(PROTOCOLS[config.protocol],),
+            protocols=(protocol_named(config.protocol, config.masked),),
         )
     release = task_release(task)
-    if file.identities or file.authority or file.servers:
+    if file.identities or file.authority or file.servers or file.public_context:
         raise InputError(
-            "the policy names identities, and a simulation makes its own from the seed: leave out identities, "
-            "authority and servers to rehearse with it"
+            "the policy names identities or keys, and a simulation makes its own: leave out identities, authority, "
+            "servers and public_context to rehearse with it"
         )
     return Policy(
         members=members,
@@ -252,6 +258,7 @@ def make_policy(
         prompt_radius=file.prompt_radius,
         sessions=file.sessions,
         protocols=frozenset(file.protocols),
+        public_context=public_context,
     )
 
 

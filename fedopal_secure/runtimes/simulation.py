@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedopal_secure.core.errors import InputError
 from fedopal_secure.core.identity import SigningKey
+from fedopal_secure.core.params import ENCRYPTED
 from fedopal_secure.core.policy import Membership
 from fedopal_secure.data.datasets import Dataset
 from fedopal_secure.data.partition import dirichlet_partition
@@ -22,17 +23,19 @@ from fedopal_secure.federation.client import Report
 from fedopal_secure.federation.config import PolicyConfig, SimulationConfig, dump_toml
 from fedopal_secure.federation.heads import check_ridge
 from fedopal_secure.federation.private_data import PrivateData
-from fedopal_secure.federation.secure_sum import PHASES, PROTOCOLS, Participant
+from fedopal_secure.federation.secure_sum import PHASES, Participant, protocol_named
 from fedopal_secure.federation.server import Proposal, RoundServer
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.transcript import Transcript
 from fedopal_secure.federation.vectors import STATISTICS_SESSION, session_names
+from fedopal_secure.he.authority import AuthorityPolicy, SecretKeys, generate
+from fedopal_secure.he.messages import public_context_hash
 from fedopal_secure.model import Model, evaluate
 from fedopal_secure.runtimes import baselines, setup
 from fedopal_secure.runtimes.dropouts import Dropouts, parse_drop
 from fedopal_secure.runtimes.in_process import run_round
-from fedopal_secure.runtimes.parties import SeededEntropy, Vectors, WitnessedClient
+from fedopal_secure.runtimes.parties import SeededEntropy, TimedAuthority, Vectors, WitnessedClient
 from fedopal_secure.runtimes.result import (
     Baseline,
     Environment,
@@ -41,6 +44,7 @@ from fedopal_secure.runtimes.result import (
     Result,
     Ridge,
     compare_sums,
+    encryption_result,
     privacy_result,
     session_result,
 )
@@ -89,7 +93,7 @@ class Simulation:
         setup.check_settings(config)
         self.config, self._policy_file = config, policy
         self.names = tuple(f"client-{number:02d}" for number in range(1, config.clients + 1))
-        self.protocol = PROTOCOLS[config.protocol]
+        self.protocol = protocol_named(config.protocol, config.masked)
         sessions, phases = session_names(config.prompts.mode, config.min_contributors), PHASES[self.protocol]
         self.drops = [parse_drop(text, sessions, phases, self.names) for text in config.drop]
         self.backbone = backbone or load_backbone(config.backbone, config.image_size)
@@ -113,7 +117,12 @@ class Simulation:
         self.server_key = SigningKey(SeededEntropy(config.seed, "server identity")(32))
         self.by_identity = {key.identity: name for name, key in self.keys.items()}
         self.members = Membership(frozenset(key.identity for key in self.keys.values()))
-        self.policy = setup.make_policy(config, self.task, self.members, self.server_key.identity, policy)
+        self.secrets: SecretKeys | None = None
+        self.authority_key = SigningKey(SeededEntropy(config.seed, "key authority identity")(32))
+        if self.protocol in ENCRYPTED:
+            self.secrets = generate(self.protocol, self.authority_key)
+        pinned = b"" if self.secrets is None else public_context_hash(self.secrets.context)
+        self.policy = setup.make_policy(config, self.task, self.members, self.server_key.identity, pinned, policy)
         self._centre = baselines.Centre(
             backbone=self.backbone,
             task=self.task,
@@ -142,12 +151,13 @@ class Simulation:
             self.keys[name].identity: self._client(number, seen, timings, report, (tuned or {}).get(name))
             for number, name in enumerate(self.names)
         }
-        model = run_round(server, clients, Dropouts(self.drops, self.by_identity, config.seed))
+        authority = self._authority(timings)
+        model = run_round(server, clients, Dropouts(self.drops, self.by_identity, config.seed), authority)
         pooled = self.pooled(self.by_identity[client] for client in server.result(STATISTICS_SESSION).survivors)
         baseline = None
         if config.baselines:
             baseline = baselines.baseline(self._centre, model, pooled, config.prompts.tuning, config.seed)
-        result = self._result(server, model, compare_sums(server.records, seen), baseline)
+        result = self._result(server, model, compare_sums(server.records, seen), baseline, authority)
         seconds = timings.seconds | {"total": time.perf_counter() - start}
         result = msgspec.structs.replace(result, timings_s=seconds)
         if out is not None:
@@ -175,6 +185,7 @@ class Simulation:
             task=self.task,
             public_prompts=self.public_prompts,
             public_map=self.public_map,
+            public_context=None if self.secrets is None else self.secrets.context,
         )
         return RoundServer(
             key=self.server_key,
@@ -187,13 +198,27 @@ class Simulation:
             timings=timings,
         )
 
+    def _authority(self, timings: Timings) -> TimedAuthority | None:
+        if self.secrets is None:
+            return None
+        config = self.config
+        servers = frozenset({self.server_key.identity})
+        policy = AuthorityPolicy(self.members, servers, config.corrupt_clients, config.cohort)
+        return TimedAuthority(timings, self.authority_key, self.secrets, policy)
+
     def _client(
         self, number: int, seen: Vectors, timings: Timings, report: Report, tuned: NDArray[np.float32] | None
     ) -> WitnessedClient:
         name, seed = self.names[number], self.config.seed
         return WitnessedClient(
             seen,
-            Participant(self.keys[name], b"", self.policy, SeededEntropy(seed, name)),
+            Participant(
+                self.keys[name],
+                b"",
+                self.policy,
+                SeededEntropy(seed, name),
+                None if self.secrets is None else self.secrets.context,
+            ),
             backbone=self.backbone,
             data=self.data_of([number]),
             journal=Journal(),
@@ -206,7 +231,14 @@ class Simulation:
             report=report,
         )
 
-    def _result(self, server: RoundServer, model: Model, exact: Exact, baseline: Baseline | None) -> Result:
+    def _result(
+        self,
+        server: RoundServer,
+        model: Model,
+        exact: Exact,
+        baseline: Baseline | None,
+        authority: TimedAuthority | None,
+    ) -> Result:
         test, task = self.dataset.test, self.task
         evaluation = evaluate(self._centre.scores(model.head, model.prompts), test.labels, test.classes)
         distance = None
@@ -222,7 +254,10 @@ class Simulation:
             train_images=len(self.dataset.train),
             skipped_images=len(self.dataset.skipped),
             clients=self.config.clients,
-            sessions=[session_result(record, self.by_identity) for record in server.records.values()],
+            sessions=[
+                session_result(record, self.by_identity, encryption_result(record, authority))
+                for record in server.records.values()
+            ],
             plain_float32_bytes=plain_float32_bytes(*shape),
             plain_float32_triangle_bytes=plain_float32_bytes(*shape, triangle=True),
             exact=exact,

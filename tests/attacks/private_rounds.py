@@ -34,7 +34,8 @@ from fedopal_secure.encoding.vector import unpack
 from fedopal_secure.federation import vectors
 from fedopal_secure.federation.client import JoinedSession, PrivateData, RoundClient, compute_statistics
 from fedopal_secure.federation.config import TuningSettings
-from fedopal_secure.federation.secure_sum import PHASES, UPLOAD, Participant, open_server
+from fedopal_secure.federation.protocols import open_server
+from fedopal_secure.federation.secure_sum import PHASES, UPLOAD, Participant
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.vectors import session_segments

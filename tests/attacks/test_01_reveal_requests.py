@@ -202,7 +202,7 @@ class Program(Member):
 
     def backup(self) -> RoundClient:
         """What a checkpoint of the process holds: its memory, and none of its files."""
-        from fedopal_secure.federation.secure_sum import PairwiseClient
+        from fedopal_secure.federation.pairwise_sum import PairwiseClient
 
         restored = self._start()
         for name, joined in self.round._sessions.items():

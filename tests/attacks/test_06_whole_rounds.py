@@ -25,7 +25,8 @@ from fedopal_secure.core.ring import U64
 from fedopal_secure.core.server import Sum
 from fedopal_secure.federation.client import PrivateData, RoundClient, compute_statistics
 from fedopal_secure.federation.config import TuningSettings
-from fedopal_secure.federation.secure_sum import PHASES, UPLOAD, Participant, open_server
+from fedopal_secure.federation.protocols import open_server
+from fedopal_secure.federation.secure_sum import PHASES, UPLOAD, Participant
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.vectors import PromptTotal, from_vector, session_segments, to_vector
@@ -115,7 +116,7 @@ class Round:
     def params(self, name: str, parent: bytes = b"", **changes: Any) -> SessionParams:
         segments = session_segments(self.task, name, 4)
         nonce, server = seed("gate", name), self.host.identity
-        made = SessionParams(PROTOCOL, name, nonce, server, parent, 4, 0, 0, 3, 0, segments, self.task)
+        made = SessionParams(PROTOCOL, name, nonce, server, parent, 4, 0, 0, 3, 0, b"", segments, self.task)
         return replace(made, **changes)
 
     def sum(self, params: SessionParams, context: Callable[[bytes], Context]) -> Sum:

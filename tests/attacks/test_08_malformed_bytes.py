@@ -32,7 +32,8 @@ from fedopal_secure.core.states import ClientState
 from fedopal_secure.core.transitions import Phase
 from fedopal_secure.encoding.layout import statistics_segments
 from fedopal_secure.federation.config import HeadSettings
-from fedopal_secure.federation.secure_sum import UPLOAD, PairwiseClient, Participant
+from fedopal_secure.federation.pairwise_sum import PairwiseClient
+from fedopal_secure.federation.secure_sum import UPLOAD, Participant
 from fedopal_secure.federation.server import Proposal, RoundServer
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.transcript import Transcript

@@ -29,7 +29,8 @@ from fedopal_secure.core.ring import U64
 from fedopal_secure.encoding.layout import COUNTS, PRESENCE, C, presence_segment, statistics_segments
 from fedopal_secure.encoding.vector import pack, unpack
 from fedopal_secure.federation.config import HeadSettings
-from fedopal_secure.federation.secure_sum import UPLOAD, PairwiseClient, Participant
+from fedopal_secure.federation.pairwise_sum import PairwiseClient
+from fedopal_secure.federation.secure_sum import UPLOAD, Participant
 from fedopal_secure.federation.server import Proposal, RoundServer
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.transcript import Transcript

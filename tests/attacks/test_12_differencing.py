@@ -26,7 +26,8 @@ from fedopal_secure.core.messages import Context
 from fedopal_secure.core.ring import reduce_to_width
 from fedopal_secure.core.server import Sum
 from fedopal_secure.federation.client import PrivateData, RoundClient, compute_statistics
-from fedopal_secure.federation.secure_sum import Participant, open_server
+from fedopal_secure.federation.protocols import open_server
+from fedopal_secure.federation.secure_sum import Participant
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.vectors import session_segments, to_vector

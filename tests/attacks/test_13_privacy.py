@@ -28,7 +28,8 @@ from fedopal_secure.encoding.layout import PRESENCE, PROMPTS, C
 from fedopal_secure.encoding.vector import pack, unpack
 from fedopal_secure.federation import client as client_module
 from fedopal_secure.federation.client import PrivateData, RoundClient, compute_statistics
-from fedopal_secure.federation.secure_sum import PHASES, PLAIN, UPLOAD, PlainUpload
+from fedopal_secure.federation.plain_sum import PlainUpload
+from fedopal_secure.federation.secure_sum import PHASES, PLAIN, UPLOAD
 from fedopal_secure.federation.vectors import feature_map_name, prompt_grid, to_vector
 from fedopal_secure.privacy.calibration import calibrate
 from fedopal_secure.privacy.release import Release

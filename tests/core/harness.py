@@ -7,6 +7,7 @@ swallow it. Nothing here decides anything, and all entropy comes from a seed, so
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from fedopal_secure.core.secret import Secret
 from fedopal_secure.core.server import ServerState, Sum
 from fedopal_secure.core.shamir import Entropy
 from fedopal_secure.core.states import ClientState, ParentView
+from fedopal_secure.core.tally import WireTally
 
 PRIMES = (0x3FFFFFFFFC001, 2**61 - 1)  # 50 bits and 1 modulo 2 * 8192, as BFV wants it; a Mersenne prime
 PHASES = ("advertise", "share", "upload", "attest", "reveal")
@@ -146,6 +148,7 @@ def make(
         degree=degree,
         min_survivors=least_cohort(corrupt) if min_survivors is None else min_survivors,
         modulus=modulus,
+        public_context=b"",
         segments=tuple(parts),
         task=TASK,
     )
@@ -372,8 +375,8 @@ def fork(value: Any) -> Any:
         return {key: fork(item) for key, item in value.items()}
     if isinstance(value, list | set):
         return type(value)(fork(item) for item in value)
-    if isinstance(value, np.ndarray):
-        return value.copy()
+    if isinstance(value, np.ndarray | WireTally):
+        return copy.deepcopy(value)
     if is_dataclass(value) and not isinstance(value, type) and type(value).__name__ not in ("Setup", "Room"):
         return type(value)(**{f.name: fork(getattr(value, f.name)) for f in fields(value) if f.init})
     return value

@@ -87,6 +87,8 @@ BAD_PARAMS: list[tuple[str, dict[str, Any]]] = [
     ("modulus", {"modulus": 561}),
     ("modulus", {"modulus": 3215031751}),
     ("modulus", {"modulus": 2**64 - 59}),
+    ("public_context", {"public_context": bytes(31)}),
+    ("public_context", {"public_context": bytes(32)}),
     ("segments", {"segments": ()}),
     ("segments", {"segments": (Segment("x", 5, 3, True), Segment("x", 5, 3, True))}),
     ("segments", one(length=0)),
@@ -317,6 +319,7 @@ def test_the_session_id_depends_on_every_parameter():
         {"degree": 8},
         {"min_survivors": 4},
         {"modulus": 7},
+        {"public_context": bytes(32)},
         {"segments": params.segments[:1]},
         *(with_task(**{name: value}) for name, value in _other_task().items()),
     ]

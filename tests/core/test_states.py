@@ -147,7 +147,7 @@ def test_server_events_follow_the_table(phase, event):
         with pytest.raises(MisuseError, match="cannot follow"):
             attempt(state)
         assert not state.used
-        np.testing.assert_array_equal(before.pop("total"), state.records.total)
+        np.testing.assert_array_equal(before.pop("tally").total(), state.records.tally.total())
         assert {name: getattr(state.records, name) for name in before} == before
         return
     try:

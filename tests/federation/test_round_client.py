@@ -16,7 +16,9 @@ from fedopal_secure.core.messages import Context, Proposal, sign
 from fedopal_secure.core.params import SessionParams, session_id
 from fedopal_secure.federation.client import PrivateData, RoundClient
 from fedopal_secure.federation.config import PromptSettings, SimulationConfig
-from fedopal_secure.federation.secure_sum import PairwiseClient, Participant, open_client, open_server
+from fedopal_secure.federation.pairwise_sum import PairwiseClient
+from fedopal_secure.federation.protocols import open_client, open_server
+from fedopal_secure.federation.secure_sum import Participant
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.vectors import PromptTotal, session_segments
@@ -48,7 +50,7 @@ def proposal(simulation: Simulation, **changes: object) -> SessionParams:
     task = simulation.task
     segments = session_segments(task, "statistics", 3)
     params = SessionParams(
-        "secagg/v1", "statistics", bytes(32), simulation.server_key.identity, b"", 3, 0, 0, 3, 0, segments, task
+        "secagg/v1", "statistics", bytes(32), simulation.server_key.identity, b"", 3, 0, 0, 3, 0, b"", segments, task
     )
     return replace(params, **changes)
 

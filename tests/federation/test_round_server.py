@@ -7,7 +7,8 @@ import pytest
 from fedopal_secure.core.errors import InputError
 from fedopal_secure.core.params import PROTOCOL
 from fedopal_secure.federation.config import HeadSettings
-from fedopal_secure.federation.secure_sum import Participant, open_client
+from fedopal_secure.federation.protocols import open_client
+from fedopal_secure.federation.secure_sum import Participant
 from fedopal_secure.federation.server import Proposal, RoundServer, SessionRecord
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.transcript import Transcript

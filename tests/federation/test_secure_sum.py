@@ -12,7 +12,9 @@ from msgspec.structs import replace
 from fedopal_secure.core.codec import encode
 from fedopal_secure.core.errors import PolicyRefusal, ServerFault
 from fedopal_secure.core.messages import Context, Proposal, sign
-from fedopal_secure.federation.secure_sum import PLAIN, PairwiseClient, Participant, open_client, open_server
+from fedopal_secure.federation.pairwise_sum import PairwiseClient
+from fedopal_secure.federation.protocols import open_client, open_server
+from fedopal_secure.federation.secure_sum import PLAIN, Participant
 from tests.core.harness import Federation, make
 
 

@@ -35,7 +35,7 @@ from fedopal_secure.federation.config import (
     parse_config,
 )
 from fedopal_secure.federation.keys import load_key
-from fedopal_secure.federation.secure_sum import PlainUpload
+from fedopal_secure.federation.plain_sum import PlainUpload
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.federation.transcript import Transcript, read_transcript
 from fedopal_secure.federation.vectors import PromptTotal, session_names, session_segments

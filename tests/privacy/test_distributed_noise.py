@@ -314,7 +314,7 @@ def answer(task: Task, segments: tuple[Segment, ...], journal: Journal) -> bytes
     )
     participant = Participant(key, b"", policy, entropy(seed("full")))
     client = RoundClient(participant, GATE, one_image(BRIGHT, 1), journal, Timings(), tuning_seed=0)
-    params = SessionParams(PROTOCOL, "statistics", bytes(32), host.identity, b"", 4, 0, 0, 3, 0, segments, task)
+    params = SessionParams(PROTOCOL, "statistics", bytes(32), host.identity, b"", 4, 0, 0, 3, 0, b"", segments, task)
     return client.answer("statistics", PHASES[0], encode(sign(host, Proposal(params))))
 
 

@@ -14,7 +14,8 @@ from fedopal_secure.core.params import Task
 from fedopal_secure.core.policy import Membership, Policy
 from fedopal_secure.encoding.grid import FeatureGrid
 from fedopal_secure.federation.config import HeadSettings
-from fedopal_secure.federation.secure_sum import PROTOCOLS, UPLOAD, Participant, open_client
+from fedopal_secure.federation.protocols import open_client
+from fedopal_secure.federation.secure_sum import PROTOCOLS, UPLOAD, Participant
 from fedopal_secure.federation.server import Proposal, RoundServer
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.transcript import Transcript, read_transcript

@@ -35,7 +35,8 @@ from fedopal_secure.encoding.grid import FeatureGrid, PromptGrid, _round_into_ba
 from fedopal_secure.encoding.layout import presence_segment, prompt_segment, statistics_segments, wire_bytes
 from fedopal_secure.encoding.vector import pack, unpack
 from fedopal_secure.federation.client import PrivateData, RoundClient, check_spending
-from fedopal_secure.federation.secure_sum import PLAIN, PlainServer, PlainUpload
+from fedopal_secure.federation.plain_sum import PlainServer, PlainUpload
+from fedopal_secure.federation.secure_sum import PLAIN
 from fedopal_secure.federation.vectors import (
     PromptTotal,
     feature_grid,

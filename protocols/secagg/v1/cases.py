@@ -57,6 +57,7 @@ def session(
         "degree": 0,
         "min_survivors": max(3, corrupt + 2),
         "modulus": 0,
+        "public_context": b"",
         "segments": SEGMENTS,
         "task": TASK,
     }

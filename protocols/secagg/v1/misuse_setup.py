@@ -131,6 +131,8 @@ def proposals() -> Iterator[tuple[str, Case]]:
         ("modulus_carmichael", "modulus", "a modulus is prime (561 is a Carmichael number)", params(modulus=561)),
         ("modulus_2", "modulus", "2 is no modulus", params(modulus=2)),
         ("modulus_64_bit", "modulus", "a prime modulus is below 2^63", params(modulus=2**64 - 59)),
+        ("public_context", "public_context", "nothing is encrypted", params(public_context=bytes(32))),
+        ("public_context_short", "public_context", "whatever it is encrypted under", params(public_context=bytes(31))),
         ("segments_none", "segments", "there is something to sum", segments()),
         ("segments_same_name", "segments", "segments have distinct names", segments(("x", 1, 1), ("x", 1, 1))),
         ("segments_no_entries", "segments", "a segment has entries", segments(("x", 0, 1))),

@@ -90,7 +90,7 @@ Session = record(
     "Session",
     "session",
     "protocol:str name:str nonce:32 server:32 parent:bytes clients:int corrupt:int degree:int min_survivors:int "
-    "modulus:int segments:Segment* task:Task",
+    "modulus:int public_context:bytes segments:Segment* task:Task",
 )
 Proposal = record("Proposal", "proposal", "params:Session signature:64")
 Advert = record("Advert", "advert", "session:32 sender:32 mask_key:32 seal_key:32 certificate:..64 signature:64")

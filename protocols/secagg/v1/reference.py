@@ -106,6 +106,7 @@ def rules(p: Any) -> Iterator[tuple[str, bool]]:
     yield "min_survivors", max(3, p.corrupt + 2) <= p.min_survivors <= p.clients
     yield "degree", 1 <= p.degree <= 1024 if sparse else p.degree == 0
     yield "modulus", not prime or (2 < p.modulus < 2**63 and is_prime(p.modulus))
+    yield "public_context", p.public_context == b""
     yield "segments", len(names) == len(set(names)) > 0
     for s in p.segments:
         yield "segments", 1 <= s.length <= 2**32 and 1 <= s.width <= 8
@@ -527,8 +528,8 @@ class Server:
         require(not p.parent or sender in self.context.parent_survivors, fault, "upload.parent")
         require((h.session, h.roster, h.sharers, h.context) == self.binding, fault, "upload.binding")
         require(is_signed(h), fault, "upload.signature")
-        require(len(u.payload) == sum(s.length * s.width for s in p.segments), fault, "upload.length")
         require(digest("payload", u.payload) == h.payload_hash, fault, "upload.payload")
+        require(len(u.payload) == sum(s.length * s.width for s in p.segments), fault, "upload.length")
         require(max(from_wire(u.payload, p)) < (p.modulus or 2**64), fault, "upload.residue")
         self.headers[sender], self.payloads[sender] = h, u.payload
 
