@@ -253,6 +253,8 @@ def upload(
     follow(state, "upload")
     setup, params = state.setup, state.setup.params
     ring = Ring(params.modulus)
+    if params.public_context and pack is None:
+        raise MisuseError("the payload of an encrypted session is not the wire form: say how to pack it")
     if vector.dtype != np.uint64 or vector.shape != (params.length,) or not ring.contains(vector):
         raise MisuseError(f"the vector is not {params.length} residues as uint64")
     with _step(state, "upload") as phase:

@@ -74,9 +74,11 @@ def start(
     """Open a session; the bytes are the proposal for every client, signed with the server's key.
 
     `tally` adds the uploads, if their payloads are not in wire form. Raises PolicyRefusal for unsound parameters,
-    MisuseError for a key that is not the server's they name.
+    MisuseError for a key that is not the server's they name, or an encrypted session without a tally.
     """
     check_params(params, params.protocol if params.protocol in MASKED else PROTOCOL)
+    if params.public_context and tally is None:
+        raise MisuseError("payloads of an encrypted session are not in the wire form: say how to add them")
     if key.identity != params.server:
         raise MisuseError("the parameters name another server than the one whose key signs them")
     proposal = messages.sign(key, messages.Proposal(params))

@@ -64,10 +64,15 @@ def form_of(params: SessionParams, parameters: Parameters) -> CiphertextForm:
 
 
 def session_error_bound(params: SessionParams, parameters: Parameters) -> float:
-    """How far from the true integer any decrypted one may be before rounding; 0 for BFV. See `error_bound`."""
+    """How far from the true integer any decrypted one may be before rounding; 0 for BFV. See `error_bound`.
+
+    Raises PolicyRefusal if entries do not fit the plain moduli.
+    """
+    ciphertexts = sum(form_of(params, parameters).ciphertexts)
     if parameters.scheme == BFV_SCHEME:
         return 0.0
-    return error_bound(parameters, params.clients, form_of(params, parameters).slots[0])
+    # Also of the slots that hold nothing, since the authority looks at the noise in all of them.
+    return error_bound(parameters, params.clients, ciphertexts * parameters.degree)
 
 
 def check_session(params: SessionParams, context: PublicContext) -> None:

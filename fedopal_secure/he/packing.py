@@ -58,7 +58,10 @@ def from_residues(parts: Sequence[U64], segments: Segments, moduli: Sequence[int
 
 
 def to_digits(vector: U64, segments: Segments) -> I64:
-    """A vector, uint64 (length,), as digits from -2**23 to 2**23, int64 (`digit_count`,), least significant first."""
+    """A vector, uint64 (length,), as digits from -2**23 to 2**23, int64 (`digit_count`,), least significant first.
+
+    An entry of eight bytes may wrap around on the way, which its residue modulo 2**64 does not notice.
+    """
     parts = []
     for segment, entries in _split(reduce_to_width(vector, segments), segments):
         # Signed or not: only the residue counts, and the one nearest to zero has the smallest digits.

@@ -69,9 +69,7 @@ class Parameters(Message, frozen=True, tag="he-parameters"):
 
 
 # Ciphertexts of 2 * 80 bits for each of 4096 entries, sums of 50 bits each: 20 bytes an entry.
-BFV: Final = Parameters(
-    BFV_SCHEME, 4096, (1099511390209, 1099511480321, 1032193), (1125899906826241, 1125899906629633)
-)
+BFV: Final = Parameters(BFV_SCHEME, 4096, (1099511390209, 1099511480321, 1032193), (1125899906826241, 1125899906629633))
 # Ciphertexts of 2 * 64 bits for each of 4096 digits.
 CKKS: Final = Parameters(CKKS_SCHEME, 4096, (4294475777, 4294828033, 268369921), ())
 
@@ -144,7 +142,7 @@ def scale_bits(parameters: Parameters, clients: int) -> int:
 
 
 def error_bound(parameters: Parameters, clients: int, digits: int) -> float:
-    """Bound of |decrypted - true| over all `digits` digits of a CKKS sum, failing with probability 2**-40 at most.
+    """Bound of |decrypted - true| over `digits` slots of a CKKS sum, failing with probability 2**-40 at most.
 
     Noise: real and imaginary part of a polynomial with independent centred coefficients, at a root of X**N + 1, are
     sub-Gaussian with N/2 times the coefficients' variance proxy. Proxies: 2/3 for ternary, 10.5 for errors, 1/4 for
@@ -152,7 +150,8 @@ def error_bound(parameters: Parameters, clients: int, digits: int) -> float:
     pseudorandomness. Floating point: one FFT each way, at its worst case (Higham 2002, theorem 24.2), not at random.
     """
     n, special, k = parameters.degree, float(parameters.coefficient_moduli[-1]), clients
-    # Half of the failure for the key's own size at the N roots, half for the noise given the key.
+    # Half of the failure for the sizes of key and key error at the N roots, half for the noise given the key. A modulus
+    # bounded by two parts of sqrt(2) / 2 each leaves room to spare: he/v1 section 2.5 proves 2**-76.
     key_tail = _tail(n)
     secret = key_tail * math.sqrt(2 * n / 3)
     key_error = key_tail * math.sqrt(2 * n * _ERROR_VARIANCE / 2)

@@ -375,8 +375,12 @@ def fork(value: Any) -> Any:
         return {key: fork(item) for key, item in value.items()}
     if isinstance(value, list | set):
         return type(value)(fork(item) for item in value)
-    if isinstance(value, np.ndarray | WireTally):
-        return copy.deepcopy(value)
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, WireTally):
+        twin = copy.copy(value)
+        twin._total = value.total()
+        return twin
     if is_dataclass(value) and not isinstance(value, type) and type(value).__name__ not in ("Setup", "Room"):
         return type(value)(**{f.name: fork(getattr(value, f.name)) for f in fields(value) if f.init})
     return value

@@ -201,6 +201,24 @@ def test_the_core_speaks_masked_protocols_only():
         server.start(federation.params, federation.members, federation.host)
 
 
+def test_an_encrypted_session_never_falls_back_to_the_wire_form(monkeypatch):
+    federation = encrypted(3, 0)
+    with pytest.raises(MisuseError, match="say how to add"):
+        server.start(federation.params, federation.members, federation.host)
+    tried = []
+    upload = client.upload
+
+    def without_packing(state, vector, context, parent, pack):
+        with pytest.raises(MisuseError, match="say how to pack"):
+            upload(state, vector, context, parent)
+        tried.append(state.used)
+        return upload(state, vector, context, parent, pack)
+
+    monkeypatch.setattr(client, "upload", without_packing)
+    server.finish(play(federation))
+    assert tried == [False] * 3
+
+
 def test_a_client_that_speaks_secagg_refuses_masks_inside_an_encryption():
     federation = encrypted()
     proposal = encode(sign(federation.host, Proposal(federation.params)))

@@ -23,6 +23,7 @@ from fedopal_secure.he.messages import PublicContext, public_context_hash
 from tests.core.harness import Federation, make, seed
 
 PROTOCOLS = {"bfv": BFV, "masked": BFV_MASKED, "ckks": CKKS}
+KINDS = {protocol: kind for kind, protocol in PROTOCOLS.items()}
 PARTS = (Segment("x", 4100, 5, True), Segment("n", 3, 6, False))
 AUTHORITY = SigningKey(seed("key authority"))
 

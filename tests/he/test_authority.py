@@ -28,7 +28,7 @@ from fedopal_secure.he.context import read_public_context
 from fedopal_secure.he.messages import OpenedTotal, OpenRequest, is_signed, sign
 from fedopal_secure.he.parameters import BFV, CKKS
 from tests.core.harness import seed
-from tests.he.harness import AUTHORITY, Session, encrypted, secrets_of, with_context
+from tests.he.harness import AUTHORITY, KINDS, Session, encrypted, secrets_of, with_context
 
 pytest.importorskip("tenseal", reason="missing tool: TenSEAL, of the extra `he`")
 
@@ -111,6 +111,18 @@ def test_too_much_noise_uses_the_session_up(asked):
     authority = refused(setting, replace(request, total=junk), ServerFault, "more noise")
     with pytest.raises(PolicyRefusal, match="no second one"):
         authority.open_total(encode(request))
+
+
+def test_a_total_under_another_context_is_too_noisy(asked):
+    setting, request = asked
+    other = dataclasses.replace(setting, secrets=secrets_of(KINDS[setting.federation.params.protocol], 7))
+    refused(setting, replace(request, total=foreign_total(other)), ServerFault, "more noise")
+
+
+def foreign_total(setting):
+    """The total of honest uploads that are encrypted under the keys of another context."""
+    uploads = with_context(setting, setting.secrets.context)
+    return decode(OpenRequest, Session(uploads).to_open(uploads.federation.ids), MisuseError).total
 
 
 def test_the_error_of_ckks_stays_with_the_authority(asked):

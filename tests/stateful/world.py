@@ -21,6 +21,7 @@ from fedopal_secure.core.errors import ClientFault, MisuseError, ProtocolError
 from fedopal_secure.core.messages import Attestation, Context, Reveal, RevealRequest
 from fedopal_secure.core.secret import Secret
 from fedopal_secure.core.server import ServerState, Sum
+from fedopal_secure.core.tally import WireTally
 from fedopal_secure.core.transitions import Phase
 from tests.core.harness import Federation, Member, fork, read
 
@@ -236,6 +237,8 @@ def _content(value: Any) -> Any:
     """A value as nested tuples that print the same if and only if they are the same."""
     if isinstance(value, Secret):
         return bytes(value._data).hex()
+    if isinstance(value, WireTally):
+        value = value.total()
     if isinstance(value, np.ndarray):
         return value.tobytes().hex()
     if isinstance(value, msgspec.Struct):
