@@ -84,8 +84,9 @@ def test_a_public_map_is_learnt_and_used(plan: Path, tmp_path: Path) -> None:
     out = tmp_path / "map.safetensors"
     run("public-map", "digits", "--limit", 300, "--dimensions", 20, "--out", out)
     assert FeatureMap.load(out).dimension == 20
-    found = json.loads(run("simulate", plan, "--public-map", out, "--json"))
-    assert found["accuracy"] > 0.3
+    # Little noise, so that what is measured is the map and not the seed.
+    found = json.loads(run("simulate", plan, "--public-map", out, "--privacy", "central", "--epsilon", 16, "--json"))
+    assert found["accuracy"] > 0.6
     fails("exists already", "public-map", "digits", "--limit", 300, "--out", out)
     random = np.random.default_rng(0)
     FeatureMap.from_public_features(random.standard_normal((50, 30))).save(tmp_path / "other.safetensors")
