@@ -82,7 +82,7 @@ def product(a: Sequence[int], b: Sequence[int], prime: int) -> list[int]:
 
     One product of large integers (Kronecker): nothing is built on the roots that the rest of the page is about.
     """
-    n, bound = len(a), len(a) * max(map(abs, a)) * max(map(abs, b))
+    n, bound = len(a), len(a) * max(1, *map(abs, a)) * max(1, *map(abs, b))
     size = (bound.bit_length() + 8) // 8
 
     def packed(polynomial: Sequence[int]) -> int:
