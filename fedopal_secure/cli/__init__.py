@@ -6,7 +6,7 @@ import os
 
 import typer
 
-from fedopal_secure.cli import he, keys, models, private, simulate, sweep
+from fedopal_secure.cli import data, he, keys, models, private, simulate, sweep
 
 # Before torch is loaded: threads that wait sleep. Spinning, they take the cores from whatever else runs on the machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(simulate.demo)
 app.command()(simulate.simulate)
+app.command("check-data")(data.check_data)
 app.command()(private.privacy)
 app.command("public-map")(private.public_map)
 app.command()(sweep.sweep)

@@ -46,7 +46,7 @@ def predict(
 
 def evaluate(
     model: Annotated[Path, typer.Argument(help="model.safetensors of a run.")],
-    folder: Annotated[str, typer.Argument(help="Labelled images: CLASS/*, test/CLASS/*, FILE.npz or FILE.tar.")],
+    folder: Annotated[str, typer.Argument(help="Labelled images: CLASS/*, test/CLASS/*, FILE.csv, .npz or .tar.")],
     image_size: Annotated[int | None, typer.Option(help="Side of the backbone's input, as in the round.")] = None,
     skip_unreadable: Annotated[bool, typer.Option(help="Skip and count unreadable images.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,

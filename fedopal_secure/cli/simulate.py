@@ -55,7 +55,8 @@ def demo(
 def simulate(
     config: Annotated[Path | None, typer.Argument(help="A TOML file, as examples/simulate.toml; options win.")] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="'digits', a folder, FILE.npz, FILE.tar, or a name in $FEDOPAL_DATA.")
+        str | None,
+        typer.Option(help="'digits', a folder, FILE.csv, .npz or .tar, torchvision:NAME, or a name in $FEDOPAL_DATA."),
     ] = None,
     train_limit: Annotated[int | None, typer.Option(help="Use only this many training images.")] = None,
     skip_unreadable: Annotated[bool, typer.Option(help="Skip and count unreadable images.")] = False,

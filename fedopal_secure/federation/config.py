@@ -108,9 +108,10 @@ class HeadSettings(_Section):
 class SimulationConfig(_Section):
     """A whole round in one process: the data, how it is split, who drops out, and what the server proposes."""
 
-    dataset: Annotated[str, Field(description="'digits', a folder, FILE.npz, FILE.tar, or a name in $FEDOPAL_DATA")] = (
-        "digits"
-    )
+    dataset: Annotated[
+        str,
+        Field(description="'digits', a folder, FILE.csv, .npz or .tar, torchvision:NAME, or a name in $FEDOPAL_DATA"),
+    ] = "digits"
     train_limit: Annotated[Count | None, Field(description="use only this many training images")] = None
     skip_unreadable: Annotated[bool, Field(description="skip and count unreadable images")] = False
     backbone: Annotated[str, Field(description="'embedded' or 'timm:NAME[@CHECKPOINT]'")] = "embedded"

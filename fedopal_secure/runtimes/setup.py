@@ -171,8 +171,8 @@ def make_release(config: SimulationConfig, task: Task, *, grouped: bool) -> str:
         return ""
     if privacy.unit == "group" and not grouped:
         raise InputError(
-            f"{config.dataset} does not say which images are of one group: add group_train to the .npz, or "
-            "groups.csv with columns file,group to the folder"
+            f"{config.dataset} does not say which images are of one group: add group_train to the .npz, "
+            "a column group to the .csv, or groups.csv with columns file,group to the folder"
         )
     prompts = tuned_prompts(config, privacy)
     rho = total_rho(config, privacy, prompts)

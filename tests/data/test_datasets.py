@@ -409,8 +409,8 @@ def test_nothing_there(tmp_path, monkeypatch):
 
 
 def test_not_a_data_set(tmp_path):
-    write(tmp_path, {"table.csv": b"1,2"})
-    refused("table.csv is not a data set: give digits, a folder, a .npz or a .tar file", tmp_path / "table.csv")
+    write(tmp_path, {"table.txt": b"1,2"})
+    refused("table.txt is not a data set: give digits, a folder, a .csv, .npz or .tar file", tmp_path / "table.txt")
 
 
 def test_empty_folders(tmp_path, folder):

@@ -139,10 +139,30 @@ def test_rare_formats_are_not_opened():
 def test_missing_file_and_folder_are_named(tmp_path):
     with pytest.raises(InputError, match=r"gone\.png"):
         read_image(tmp_path / "gone.png")
-    with pytest.raises(InputError, match="cannot read image"):
+    with pytest.raises(InputError, match="not a plain file"):
         read_image(tmp_path)
 
 
+def test_a_side_of_a_hundred_times_the_other_is_the_most():
+    assert decoded(Image.new("L", (100, 1))).shape == (1, 100)
+    for size in ((101, 1), (2, 201)):
+        with pytest.raises(InputError, match="one side is more than 100 times the other"):
+            decoded(Image.new("L", size))
+
+
+def test_no_decoder_warns_on_standard_error(corners, recwarn):
+    decoded(corners.convert("P"), "PNG", transparency=b"\0\xff")  # Pillow warns of such a palette
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "TIFF", "WEBP"])
+def test_exif_orientation_of_other_formats(kind):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    array = decoded(Image.new("RGB", (32, 16), RED), kind, exif=exif)
+    assert array.shape == (32, 16, 3)
+
+
 def test_image_names():
-    assert is_image_name("a/b.JPG") and is_image_name("c.tiff")
+    assert is_image_name("a/b.JPG") and is_image_name("c.tiff") and is_image_name("IM1.DCM")
     assert not is_image_name("a/._b.jpg") and not is_image_name("notes.txt") and not is_image_name(".jpg")
