@@ -23,7 +23,7 @@ from fedopal_secure.federation.client import Report
 from fedopal_secure.federation.config import PolicyConfig, SimulationConfig, dump_toml
 from fedopal_secure.federation.heads import check_ridge
 from fedopal_secure.federation.private_data import PrivateData
-from fedopal_secure.federation.secure_sum import PHASES, Participant, protocol_named
+from fedopal_secure.federation.secure_sum import OPEN, PHASES, Participant, protocol_named
 from fedopal_secure.federation.server import Proposal, RoundServer
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.federation.timings import Timings
@@ -94,7 +94,8 @@ class Simulation:
         self.config, self._policy_file = config, policy
         self.names = tuple(f"client-{number:02d}" for number in range(1, config.clients + 1))
         self.protocol = protocol_named(config.protocol, config.masked)
-        sessions, phases = session_names(config.prompts.mode, config.min_contributors), PHASES[self.protocol]
+        sessions = session_names(config.prompts.mode, config.min_contributors)
+        phases = [phase for phase in PHASES[self.protocol] if phase != OPEN]  # in that one no client is asked
         self.drops = [parse_drop(text, sessions, phases, self.names) for text in config.drop]
         self.backbone = backbone or load_backbone(config.backbone, config.image_size)
         self.public_prompts = setup.load_public_prompts(config, self.backbone)

@@ -97,4 +97,5 @@ def test_a_round_says_under_what_it_was_encrypted() -> None:
     found = json.loads(run(*ROUND, "--protocol", "bfv", "--masked", "--json"))
     assert found["sessions"][0]["protocol"] == "bfv-masked/v1"
     assert found["exact"]["max_abs_difference"] == 0
+    fails("no phase 'open'", *ROUND, "--protocol", "bfv", "--drop", "open:1")
     fails("'masked' goes with protocol 'bfv'", *ROUND, "--protocol", "ckks", "--masked")
