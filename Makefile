@@ -6,7 +6,7 @@ CHECKED := fedopal_secure/core fedopal_secure/encoding fedopal_secure/statistics
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint test-torch-free test-exhaustive security-tests mutants vectors coverage bench bench-scale \
-	bench-privacy bench-protocols format constraints clean
+	bench-privacy bench-protocols bench-vision format constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -54,6 +54,11 @@ bench-privacy: .venv/.stamp ## noise beside OpenDP's and beside masking; heads b
 
 bench-protocols: .venv/.stamp ## plain, masked and encrypted sums beside each other, in one run: under ten minutes
 	.venv/bin/python -m benchmarks.protocols
+
+bench-vision: .venv/.stamp ## tuning beside a plain loop, statistics beside a Gram, heads beside AFL: half an hour
+	.venv/bin/python -m benchmarks.tuning
+	.venv/bin/python -m benchmarks.statistics
+	.venv/bin/python -m benchmarks.solve
 
 coverage: .venv/.stamp ## tests with line and branch coverage
 	.venv/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing:skip-covered

@@ -60,7 +60,9 @@ def simulate(
     ] = None,
     train_limit: Annotated[int | None, typer.Option(help="Use only this many training images.")] = None,
     skip_unreadable: Annotated[bool, typer.Option(help="Skip and count unreadable images.")] = False,
-    backbone: Annotated[str | None, typer.Option(help="'embedded' or 'timm:NAME[@CHECKPOINT]'.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="'embedded', 'timm:NAME[@FILE]' or 'open_clip:ARCH/TAG-or-FILE'.")
+    ] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the backbone's input, pixels.")] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients; above 256 the graph is sparse.")] = None,
     corrupt: Annotated[int | None, typer.Option(help="Corrupt clients tolerated, c; default: clients / 5.")] = None,

@@ -114,7 +114,9 @@ class SimulationConfig(_Section):
     ] = "digits"
     train_limit: Annotated[Count | None, Field(description="use only this many training images")] = None
     skip_unreadable: Annotated[bool, Field(description="skip and count unreadable images")] = False
-    backbone: Annotated[str, Field(description="'embedded' or 'timm:NAME[@CHECKPOINT]'")] = "embedded"
+    backbone: Annotated[str, Field(description="'embedded', 'timm:NAME[@FILE]' or 'open_clip:ARCH/TAG-or-FILE'")] = (
+        "embedded"
+    )
     image_size: Annotated[
         int | None, Field(ge=1, le=4096, description="side of the input in pixels; default: the backbone's")
     ] = None

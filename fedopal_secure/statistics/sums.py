@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from fedopal_secure.core.errors import InputError, MisuseError, OverflowBudgetError
 from fedopal_secure.encoding.grid import MAX_FEATURE_BITS
@@ -129,15 +130,18 @@ def accumulate(q: NDArray[Any], labels: NDArray[Any], classes: int, bits: int) -
     statistics = SufficientStatistics.zeros(q.shape[1], classes)
     # |sum of any of the products in a block| <= rows * 2**(2 bits) <= 2**53, so BLAS rounds nothing, in any order.
     rows = min(_BLOCK_ROWS, 1 << (_EXACT_BITS - 2 * bits))
+    buffer = np.empty((min(rows, len(q)), q.shape[1]))  # one for all blocks: fresh memory takes time
     for start in range(0, len(q), rows):
-        block, label = q[start : start + rows].astype(np.float64), labels[start : start + rows]
-        outside = np.square(block).sum(axis=1) > float(1 << (2 * bits))
+        label = labels[start : start + rows]
+        block = buffer[: len(label)]
+        block[...] = q[start : start + rows]
+        outside = np.einsum("ij,ij->i", block, block) > float(1 << (2 * bits))
         if outside.any():
             raise OverflowBudgetError(f"row {start + int(np.argmax(outside))} is outside the grid of {bits} bits")
-        one_hot = np.zeros((len(block), classes))
-        one_hot[np.arange(len(block)), label] = 1.0
+        # Sparse: adding each row to its class once takes no product with the zeros of the other classes.
+        one_hot = csr_array((np.ones(len(label)), label, np.arange(len(label) + 1)), (len(label), classes))
         statistics.r[...] += (block.T @ block).astype(np.int64)
-        statistics.c[...] += (block.T @ one_hot).astype(np.int64)
+        statistics.c[...] += (one_hot.T @ block).T.astype(np.int64)
         statistics.counts[...] += np.bincount(label, minlength=classes)
     return statistics
 

@@ -1,25 +1,42 @@
 """What every frozen vision transformer offers the method: images to tokens, tokens to one [CLS] feature.
 
-An adapter per library (`timm_vit`) fills it in; `load_backbone` finds the adapter by name.
+An adapter per library (`timm_vit`, `open_clip_vit`) fills it in; `load_backbone` finds the adapter by name. What the
+adapters share about weights is here too: the fingerprint, and the ways to a local file and to a hub.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import pickle
+import ssl
+import urllib.error
+import urllib.request
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Self
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+from typing import Final, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedopal_secure.core.errors import InputError
 from fedopal_secure.vision.preprocessing import Preprocessing
 from fedopal_secure.vision.prompts import insert_prompts
 
-KNOWN = "embedded, timm:NAME, timm:NAME@CHECKPOINT (a file, or its name within $FEDOPAL_WEIGHTS)"
+KNOWN: Final = (
+    "embedded, timm:NAME, timm:NAME@CHECKPOINT, open_clip:ARCH/TAG, open_clip:ARCH/CHECKPOINT "
+    "(a checkpoint is a file, or its name within $FEDOPAL_WEIGHTS)"
+)
+HUB_TIMEOUT_S: Final = 5.0
 
 
 class Backbone(nn.Module, ABC):
@@ -109,8 +126,91 @@ def fingerprint(state: Mapping[str, Tensor], settings: Mapping[str, object]) -> 
     return digest.hexdigest()
 
 
+def find_checkpoint(checkpoint: str) -> Path | None:
+    """The file itself, else the file of that name in $FEDOPAL_WEIGHTS, else None."""
+    folder = os.environ.get("FEDOPAL_WEIGHTS")
+    places = [Path(checkpoint), *([Path(folder) / checkpoint] if folder else [])]
+    return next((place for place in places if place.is_file()), None)
+
+
+def read_checkpoint(path: Path, architecture: str) -> dict[str, Tensor]:
+    """Tensors by name from a file of safetensors, or of `torch.save` read as weights only: no code in it is run.
+
+    A state dict that a trainer has wrapped ("state_dict", "model", names that begin with "module.") is unwrapped.
+    Raises InputError, in one line, for a file that holds anything else, a TorchScript archive included.
+    """
+    try:
+        if path.suffix == ".safetensors":
+            loaded: object = load_file(path)
+        else:
+            with warnings.catch_warnings(action="ignore"):  # what it warns of is refused below
+                loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, OSError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        if "TorchScript" in str(error):
+            raise InputError(
+                f"checkpoint {path.name} is a TorchScript archive, which carries code: save its weights as safetensors"
+            ) from error
+        raise misfit(path, architecture, error) from error
+    for wrapper in ("state_dict", "model"):
+        if isinstance(loaded, dict) and isinstance(loaded.get(wrapper), dict):
+            loaded = loaded[wrapper]
+    if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
+        raise misfit(path, architecture, "it is no table of tensors by name")
+    return {str(name).removeprefix("module."): tensor for name, tensor in loaded.items()}
+
+
+def fill(module: nn.Module, state: Mapping[str, Tensor], path: Path, architecture: str) -> None:
+    """Load exactly `state`, every tensor of it finite, into a module. Raises InputError, in one line, if it cannot."""
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise misfit(path, architecture, error) from error
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in module.state_dict().values()):
+        raise InputError(f"checkpoint {path.name} holds a weight that is not a finite number")
+
+
+def misfit(path: Path, architecture: str, reason: object) -> InputError:
+    """The error for a checkpoint that is not one of `architecture`."""
+    return InputError(
+        f"checkpoint {path.name} does not hold the weights of {architecture}: {' '.join(str(reason).split())[:160]}"
+    )
+
+
+@contextmanager
+def offline_if_unreachable() -> Iterator[None]:
+    """While inside, a hub that does not answer counts as offline: its cache is used, or an error comes at once.
+
+    huggingface_hub tries a hub six times with growing pauses, for every file name that may exist: a minute.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or _answers(constants.ENDPOINT):
+        yield
+        return
+    # What the documented environment variable of this name sets, which is read only when the library is imported.
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = False
+
+
+def _answers(url: str) -> bool:
+    """Whether anything answers at `url` within `HUB_TIMEOUT_S`, through the proxies of the environment."""
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=HUB_TIMEOUT_S).close()
+    except urllib.error.HTTPError:
+        return True
+    except urllib.error.URLError as error:
+        # The hub's client has certificates of its own, and may trust what the system's do not.
+        return isinstance(error.reason, ssl.SSLError)
+    except (OSError, ValueError, HTTPException):
+        return False
+    return True
+
+
 def load_backbone(name: str, image_size: int | None = None) -> Backbone:
-    """Load a frozen backbone by name: "embedded", "timm:NAME" or "timm:NAME@CHECKPOINT".
+    """Load a frozen backbone by name: "embedded", "timm:NAME[@CHECKPOINT]" or "open_clip:ARCH/TAG-or-CHECKPOINT".
 
     `image_size` overrides the size the weights were trained at, where positional embeddings can be resampled. Raises
     InputError, in one line, for an unknown name, an unusable checkpoint or size, or weights that cannot be fetched.
@@ -126,4 +226,8 @@ def load_backbone(name: str, image_size: int | None = None) -> Backbone:
 
         architecture, _, checkpoint = rest.partition("@")
         return load_timm(architecture, checkpoint or None, image_size)
+    if kind == "open_clip" and rest:
+        from fedopal_secure.vision.open_clip_vit import load_open_clip
+
+        return load_open_clip(rest, image_size)
     raise InputError(f"unknown backbone '{name}'; there are: {KNOWN}")

@@ -6,6 +6,7 @@ affine map of those bytes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,12 +23,23 @@ Interpolation = Literal["bilinear", "bicubic"]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a backbone was trained to see: square images of `image_size` pixels and `len(mean)` channels (1 or 3)."""
+    """What a backbone was trained to see: square images of `image_size` pixels and `len(mean)` channels (1 or 3).
+
+    Attributes:
+        image_size: side of the square that is kept, pixels.
+        mean: per channel, of pixels in [0, 1].
+        std: per channel, of pixels in [0, 1].
+        interpolation: Pillow's filter.
+        crop_pct: the square's side over the side that the image is resized to; below 1 a border is cut away.
+        squash: resize both sides to the same length, whatever the shape; else the shorter one, and the longer with it.
+    """
 
     image_size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: Interpolation
+    crop_pct: float = 1.0
+    squash: bool = False
 
     @property
     def channels(self) -> int:
@@ -37,26 +49,33 @@ class Preprocessing:
     def __str__(self) -> str:
         """All that has to be known to repeat it, for the session parameters."""
         colour = "grey (ITU-R 601)" if self.channels == 1 else "RGB"
+        sides = f"both sides to {self.resized_to}" if self.squash else f"shorter side to {self.resized_to}, longer down"
         return (
-            f"{colour}; shorter side to {self.image_size} by Pillow {self.interpolation}; "
+            f"{colour}; {sides} by Pillow {self.interpolation}; "
             f"centre {self.image_size}x{self.image_size}; uint8; x/255, mean {list(self.mean)}, std {list(self.std)}"
         )
+
+    @property
+    def resized_to(self) -> int:
+        """The side, in pixels, that an image is resized to before its centre is kept."""
+        return math.floor(self.image_size / self.crop_pct)
 
     def to_bytes(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Turn one image uint8 (h, w) or (h, w, 3) into uint8 (image_size, image_size, channels).
 
-        The shorter side is resized to `image_size` and the centre of the longer one is kept. Raises InputError for
-        any other shape or type, or an image with an empty side.
+        The shorter side (with `squash`, each) is resized to `resized_to` and the centre is kept, to the byte as
+        torchvision's Resize and CenterCrop do it, which open_clip and timm evaluate with. Raises InputError for any
+        other shape or type, or an image with an empty side.
         """
         grey = image.ndim == 2
         if image.dtype != np.uint8 or not (grey or (image.ndim == 3 and image.shape[2] == 3)) or image.size == 0:
             raise InputError(f"an image of shape {image.shape} and type {image.dtype}: give uint8 (h, w) or (h, w, 3)")
         picture = Image.fromarray(image).convert("L" if self.channels == 1 else "RGB")
-        side, size = min(picture.size), self.image_size
-        # Never below `size`, whatever the rounding of the longer side.
-        width, height = (max(size, round(length * size / side)) for length in picture.size)
+        side, size, target = min(picture.size), self.image_size, self.resized_to
+        # torchvision's rounding: the longer side down, the corner of the crop half to even.
+        width, height = (target if self.squash else int(target * length / side) for length in picture.size)
         picture = picture.resize((width, height), Image.Resampling[self.interpolation.upper()])
-        left, top = (width - size) // 2, (height - size) // 2
+        left, top = round((width - size) / 2), round((height - size) / 2)
         cropped = picture.crop((left, top, left + size, top + size))
         return np.array(cropped, dtype=np.uint8).reshape(size, size, self.channels)
 

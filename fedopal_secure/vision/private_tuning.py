@@ -25,7 +25,7 @@ from fedopal_secure.core.errors import InputError
 from fedopal_secure.core.shamir import Entropy
 from fedopal_secure.vision.backbone import Backbone
 from fedopal_secure.vision.prompts import PromptInsert
-from fedopal_secure.vision.tuning import check_tuning_data, zero_head
+from fedopal_secure.vision.tuning import check_tuning_data, encode_for_tuning, zero_head
 
 # Importing Opacus gives the root logger a handler, which is for the application to do: what it adds is taken off again.
 _handlers = logging.root.handlers[:]
@@ -167,7 +167,7 @@ class PrivateTrainer:
         with torch.no_grad():
             tokens = self._backbone.embed(self._backbone.normalise(images))
         # A module hook warns where no input takes a gradient, though it works.
-        logits = self.head(self._backbone.encode(self.insert(tokens.requires_grad_())))
+        logits = self.head(encode_for_tuning(self._backbone, self.insert(tokens.requires_grad_())))
         loss = F.cross_entropy(logits, torch.from_numpy(labels).to(logits.device), reduction="sum")
         loss.backward()  # type: ignore[no-untyped-call]
         for parameter in self.parameters:

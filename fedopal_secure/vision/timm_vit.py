@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import difflib
-import os
-import pickle
-from pathlib import Path
+from typing import Final
 
 import timm
 import torch
-from safetensors import SafetensorError
-from timm.models import load_state_dict
-from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from timm.data import resolve_data_config
+from timm.models import is_model_in_modules
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
 
 from fedopal_secure.core.errors import InputError
-from fedopal_secure.vision.backbone import Backbone, fingerprint
+from fedopal_secure.vision.backbone import (
+    Backbone,
+    fill,
+    find_checkpoint,
+    fingerprint,
+    offline_if_unreachable,
+    read_checkpoint,
+)
 from fedopal_secure.vision.preprocessing import Preprocessing
+
+MODULES: Final = ("vision_transformer", "deit")
 
 
 class TimmVit(Backbone):
@@ -38,7 +45,7 @@ class TimmVit(Backbone):
 
     def encode(self, tokens: Tensor) -> Tensor:
         """See `Backbone.encode`."""
-        return self.vit.norm(self.vit.blocks(tokens)[:, 0])
+        return self.vit.fc_norm(self.vit.norm(self.vit.blocks(tokens)[:, 0]))
 
 
 def load_timm(architecture: str, checkpoint: str | None, image_size: int | None) -> TimmVit:
@@ -46,11 +53,18 @@ def load_timm(architecture: str, checkpoint: str | None, image_size: int | None)
 
     The positional embedding is resampled if `image_size` differs from the architecture's own. Raises InputError.
     """
-    vit = _create(architecture, pretrained=checkpoint is None)
+    _check_architecture(architecture)
     name = f"timm:{architecture}"
-    if checkpoint is not None:
-        path = _find(checkpoint)
-        _load(vit, architecture, path)
+    if checkpoint is None:
+        vit = _pretrained(architecture)
+    else:
+        path = find_checkpoint(checkpoint)
+        if path is None:
+            raise InputError(f"no checkpoint {checkpoint}: give an existing file, or its name within $FEDOPAL_WEIGHTS")
+        vit = timm.create_model(architecture, num_classes=0)
+        state = read_checkpoint(path, architecture)
+        kept = {key: tensor for key, tensor in state.items() if not key.startswith("head.")}
+        fill(vit, kept, path, architecture)
         name = f"{name}@{path.name}"
     # Hashed before resampling, whose last bits depend on the machine.
     weights_hash = fingerprint(vit.state_dict(), {})
@@ -60,53 +74,66 @@ def load_timm(architecture: str, checkpoint: str | None, image_size: int | None)
         raise InputError(f"image size {size} does not suit {architecture}: give a multiple of its patch, {patch}")
     if size != own_size:
         vit.set_input_size(img_size=(size, size))
-    trained_on = vit.pretrained_cfg
-    interpolation = "bilinear" if trained_on.get("interpolation") == "bilinear" else "bicubic"
-    return TimmVit(
-        name, vit, Preprocessing(size, tuple(trained_on["mean"]), tuple(trained_on["std"]), interpolation), weights_hash
-    )
+    return TimmVit(name, vit, _pixels(vit, size), weights_hash)
 
 
-def _create(architecture: str, pretrained: bool) -> VisionTransformer:
+def _check_architecture(architecture: str) -> None:
+    """Raise InputError, in one line, for what the adapter would run wrongly, before anything is fetched."""
     if not timm.is_model(architecture):
-        close = difflib.get_close_matches(architecture, timm.list_models("vit_*"), n=3)
+        close = difflib.get_close_matches(architecture, timm.list_models(module=list(MODULES)), n=3)
         hint = f"; did you mean {' or '.join(close)}?" if close else "; see timm.list_models('vit_*')"
         raise InputError(f"timm has no model '{architecture}'{hint}")
+    refusal = f"timm's {architecture} is not a plain vision transformer that ends in a class token"
+    if not is_model_in_modules(architecture, MODULES):
+        raise InputError(refusal)
+    with torch.device("meta"):  # its shape alone
+        vit = timm.create_model(architecture, num_classes=0)
+    if type(vit) is not VisionTransformer:
+        raise InputError(f"{refusal}: it is a {type(vit).__name__}")
+    if not vit.has_class_token or vit.global_pool != "token":
+        raise InputError(f"{refusal}: it pools by '{vit.global_pool}'")
+    if any(type(block) is not Block for block in vit.blocks):
+        raise InputError(f"{refusal}: its blocks are of another kind")
+    mode = vit.pretrained_cfg.get("crop_mode") or "center"
+    if mode not in ("center", "squash"):
+        raise InputError(f"timm's {architecture} wants images cropped by '{mode}', which this program cannot")
+    # timm's only trace of the activation that weights were trained with.
+    native = any("natively QuickGELU" in note for note in vit.pretrained_cfg.get("notes") or ())
+    if native and _activation(vit) != "QuickGELU":
+        right = architecture.replace("_clip_", "_clip_quickgelu_")
+        raise InputError(
+            f"the weights of {architecture} were trained with QuickGELU, and it has GELU: use timm:{right}"
+        )
+
+
+def _pretrained(architecture: str) -> VisionTransformer:
     try:
-        model = timm.create_model(architecture, pretrained=pretrained, num_classes=0)
+        with offline_if_unreachable():
+            return timm.create_model(architecture, pretrained=True, num_classes=0)
     # A download fails in as many ways as there are networks and hubs.
     except Exception as error:
-        if not pretrained:
-            raise
         raise InputError(
             f"cannot fetch the weights of {architecture} ({type(error).__name__}); "
             f"pass a local file: timm:{architecture}@FILE.safetensors"
         ) from error
-    if type(model) is not VisionTransformer or not model.has_class_token or model.global_pool != "token":
-        raise InputError(f"timm's {architecture} is not a plain vision transformer that ends in a class token")
-    return model
 
 
-def _find(checkpoint: str) -> Path:
-    """The file itself, else the file of that name in $FEDOPAL_WEIGHTS."""
-    folder = os.environ.get("FEDOPAL_WEIGHTS")
-    places = [Path(checkpoint), *([Path(folder) / checkpoint] if folder else [])]
-    for place in places:
-        if place.is_file():
-            return place
-    raise InputError(f"no checkpoint {checkpoint}: give an existing file, or its name within $FEDOPAL_WEIGHTS")
+def _pixels(vit: VisionTransformer, size: int) -> Preprocessing:
+    """How timm prepares images for these weights when it evaluates them."""
+    config = resolve_data_config(pretrained_cfg=vit.pretrained_cfg)
+    return Preprocessing(
+        size,
+        tuple(config["mean"]),
+        tuple(config["std"]),
+        "bilinear" if config["interpolation"] == "bilinear" else "bicubic",
+        crop_pct=config["crop_pct"],
+        squash=config["crop_mode"] == "squash",
+    )
 
 
-def _load(vit: VisionTransformer, architecture: str, path: Path) -> None:
-    try:
-        state = load_state_dict(str(path), use_ema=False, weights_only=True)
-        state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
-        vit.load_state_dict(state)
-    except (RuntimeError, OSError, EOFError, AttributeError, SafetensorError, pickle.UnpicklingError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise InputError(f"checkpoint {path.name} does not hold the weights of {architecture}: {reason}") from error
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in vit.state_dict().values()):
-        raise InputError(f"checkpoint {path.name} holds a weight that is not a finite number")
+def _activation(vit: VisionTransformer) -> str:
+    act: nn.Module = vit.blocks[0].mlp.act
+    return type(act).__name__
 
 
 def _settings(vit: VisionTransformer) -> dict[str, object]:
@@ -117,8 +144,11 @@ def _settings(vit: VisionTransformer) -> dict[str, object]:
         "image_size": list(vit.patch_embed.img_size),
         "patch_size": list(vit.patch_embed.patch_size),
         "heads": first.attn.num_heads,
-        "activation": type(first.mlp.act).__name__,
+        "activation": _activation(vit),
+        "norm": type(first.norm1).__name__,
         "norm_eps": first.norm1.eps,
         "registers": vit.num_reg_tokens,
         "position_on_prefix": not vit.no_embed_class,
+        "pooling": "class token",
+        "prompts": "read by the first block: after norm_pre, after [CLS], before registers",
     }

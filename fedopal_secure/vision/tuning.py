@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedopal_secure.core.errors import InputError
+from fedopal_secure.core.errors import InputError, MisuseError
 from fedopal_secure.vision.backbone import Backbone
+from fedopal_secure.vision.devices import full_precision, loaded, repeatable, tuning_dtype
 from fedopal_secure.vision.prompts import PromptInsert
 
 
@@ -57,10 +58,11 @@ def tune_prompts(
 
     Minimises the mean cross-entropy of a temporary linear head on the [CLS] features, plus mu/2 ||P - P_init||^2. The
     head starts at zero and is thrown away; the backbone is not changed. One image or one class is enough to run:
-    there is then nothing to tell apart, and P stays close to P_init.
+    there is then nothing to tell apart, and P stays close to P_init. The frozen blocks compute in `tuning_dtype` of the
+    backbone's device; prompts, head, loss and optimiser are float32 everywhere. Memory does not grow with n.
 
     Args:
-        backbone: frozen.
+        backbone: frozen, on the device where this is to run.
         images: uint8 (n, s, s, channels), from `backbone.preprocess`.
         labels: int64 (n,), in 0 .. classes - 1.
         classes: of the session, whether this client has them or not.
@@ -69,30 +71,39 @@ def tune_prompts(
         seed: fixes the order of the images; equal arguments give equal bits on one machine, device and library.
         progress: called after each batch with the number of images in it, n * epochs in all.
 
-    Raises InputError for no images, labels that do not fit, or prompts of another shape.
+    Raises InputError for no images, labels that do not fit, or prompts of another shape; MisuseError for a backbone
+    whose weights take a gradient.
     """
     check_tuning_data(backbone, images, labels, classes, initial, config.tokens)
     like = next(backbone.parameters())
     start = torch.from_numpy(initial).to(like)
-    target = torch.from_numpy(labels).to(like.device)
     insert = PromptInsert(start)
     head = zero_head(backbone.feature_dim, classes, like)
     optimiser = torch.optim.Adam([*insert.parameters(), *head.parameters()], lr=config.learning_rate)
     rng = np.random.default_rng(seed)
-    for _ in range(config.epochs):
-        order = rng.permutation(len(images))
-        for chosen in np.split(order, range(config.batch_size, len(order), config.batch_size)):
-            with torch.no_grad():
-                tokens = backbone.embed(backbone.normalise(images[chosen]))
-            logits = head(backbone.encode(insert(tokens)))
-            loss = F.cross_entropy(logits, target[chosen])
-            loss = loss + config.proximal / 2 * (insert.prompts - start).square().sum()
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            if progress is not None:
-                progress(len(chosen))
+    with repeatable(like.device), full_precision(like.device):
+        for _ in range(config.epochs):
+            order = rng.permutation(len(images))
+            batches = np.split(order, range(config.batch_size, len(order), config.batch_size))
+            for chosen, pixels in loaded(lambda rows: backbone.normalise(images[rows]), batches, like.device):
+                with torch.no_grad():
+                    tokens = backbone.embed(pixels)
+                logits = head(encode_for_tuning(backbone, insert(tokens)))
+                loss = F.cross_entropy(logits, torch.from_numpy(labels[chosen]).to(logits.device))
+                loss = loss + config.proximal / 2 * (insert.prompts - start).square().sum()
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                if progress is not None:
+                    progress(len(chosen))
     return insert.prompts.detach().cpu().numpy()
+
+
+def encode_for_tuning(backbone: Backbone, tokens: Tensor) -> Tensor:
+    """Tokens float32 (n, any number, D) to features float32 (n, d), by frozen blocks in the device's `tuning_dtype`."""
+    dtype = tuning_dtype(tokens.device)
+    with torch.autocast(tokens.device.type, dtype, enabled=dtype != tokens.dtype):
+        return backbone.encode(tokens).to(tokens.dtype)
 
 
 def check_tuning_data(
@@ -103,7 +114,12 @@ def check_tuning_data(
     initial: NDArray[np.float32],
     tokens: int,
 ) -> None:
-    """Raise InputError for no images, labels that do not fit, or prompts that are not (tokens, D)."""
+    """Raise InputError for no images, labels that do not fit, or prompts that are not (tokens, D).
+
+    MisuseError for a backbone that is not frozen: its weights' gradients would take half as much time again.
+    """
+    if any(parameter.requires_grad for parameter in backbone.parameters()):
+        raise MisuseError(f"the weights of {backbone.id} take a gradient: call its freeze() once they are loaded")
     if len(images) == 0:
         raise InputError("no images to tune prompts on: a client needs at least one image")
     if labels.shape != (len(images),) or labels.min() < 0 or labels.max() >= classes:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from huggingface_hub import constants
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
@@ -130,10 +131,15 @@ def test_embedded_backbone_refuses_another_size() -> None:
 
 
 def test_failed_download_says_how_to_pass_a_local_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: object, **__: object) -> None:
-        raise OSError("no route to host\nsecond line")
+    create = timm.create_model
+
+    def offline(*names: str, pretrained: bool = False, **settings: object) -> object:
+        if pretrained:
+            raise OSError("no route to host\nsecond line")
+        return create(*names, **settings)
 
     monkeypatch.setattr(timm, "create_model", offline)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="timm:vit_tiny_patch16_224@FILE") as raised:
         load_backbone("timm:vit_tiny_patch16_224", None)
     assert "\n" not in str(raised.value)
