@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -44,6 +44,9 @@ class Pixels:
 
     id, hash, preprocessing = TASK.backbone, TASK.backbone_hash.hex(), TASK.preprocessing
     feature_dim = embed_dim = TASK.feature_dimension
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        return iter([torch.zeros(1)])
 
     def normalise(self, batch: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return batch
