@@ -6,6 +6,7 @@ python -m benchmarks.tuning --json tuning.json
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -57,8 +58,9 @@ The variants run in turn, several times, a batch each; a ratio is the median of 
 on the machine disturbs least. Seconds are the clock's.
 
 Memory is the most that a process of its own was given (VmHWM of Linux) less the bytes of its images, which it holds
-throughout. The statistics pass takes features, rounds them to the grid and sums them. On a device other than the CPU
-nothing is said of memory.
+throughout. glibc is told to give freed blocks of 64 KiB or more back at once (MALLOC_MMAP_THRESHOLD_); otherwise the peak
+shows what it keeps for later, which wanders by a tenth from run to run. The statistics pass takes features, rounds them
+to the grid and sums them. On a device other than the CPU nothing is said of memory.
 """
 
 
@@ -225,7 +227,8 @@ def measure_memory(bench: Bench, bar: Any) -> list[Memory]:
     for what, count in bar.track(runs, description="memory"):
         here, there = spawn.Pipe()
         process = spawn.Process(target=peak, args=(what, bench, count, there))
-        process.start()
+        with mock.patch.dict(os.environ, MALLOC_MMAP_THRESHOLD_="65536"):  # read by glibc when a process starts
+            process.start()
         there.close()
         with suppress(EOFError):  # it has said why on the standard error
             peaks.append(here.recv())
