@@ -58,9 +58,9 @@ The variants run in turn, several times, a batch each; a ratio is the median of 
 on the machine disturbs least. Seconds are the clock's.
 
 Memory is the most that a process of its own was given (VmHWM of Linux) less the bytes of its images, which it holds
-throughout. glibc is told to give freed blocks of 64 KiB or more back at once (MALLOC_MMAP_THRESHOLD_); otherwise the peak
-shows what it keeps for later, which wanders by a tenth from run to run. The statistics pass takes features, rounds them
-to the grid and sums them. On a device other than the CPU nothing is said of memory.
+throughout. glibc is told to give freed blocks of 64 KiB or more back at once (MALLOC_MMAP_THRESHOLD_); otherwise the
+peak shows what it keeps for later, which wanders by a tenth from run to run. The statistics pass takes features, rounds
+them to the grid and sums them. On a device other than the CPU nothing is said of memory.
 """
 
 

@@ -46,11 +46,14 @@ class Model:
     public_map: FeatureMap | None = None
     private_prompts: bool = False
 
-    def load_backbone(self, image_size: int | None = None) -> Backbone:
-        """The backbone that this model needs; raises InputError if what loads under its name has another hash."""
+    def load_backbone(self, image_size: int | None = None, device: str = "auto") -> Backbone:
+        """The backbone that this model needs, on a device (`device_named`).
+
+        Raises InputError if what loads under its name has another hash.
+        """
         from fedopal_secure.vision.backbone import load_backbone
 
-        backbone = load_backbone(self.backbone, image_size)
+        backbone = load_backbone(self.backbone, image_size, device)
         self.check_backbone(backbone)
         return backbone
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedopal_secure.vision.feature_cache import FeatureCache
 
 # What the images depend on; cells that share it run one after another.
-_DATA: Final = ("dataset", "seed", "skip_unreadable", "train_limit", "backbone", "image_size")
+_DATA: Final = ("dataset", "seed", "skip_unreadable", "train_limit", "backbone", "image_size", "device", "compile")
 
 
 @dataclass(frozen=True)
@@ -248,15 +248,14 @@ class Runner:
             return Measured(None, majority, simulation.with_names(str(error)), isinstance(error, ProtocolError))
 
     def _load(self, config: SimulationConfig) -> None:
-        from fedopal_secure.runtimes.setup import load_images
-        from fedopal_secure.vision.backbone import load_backbone
+        from fedopal_secure.runtimes.setup import load_images, load_network
         from fedopal_secure.vision.feature_cache import FeatureCache
 
         wanted = _data_key(config)
         if wanted == self._loaded:
             return
         self._loaded = None
-        self._backbone = load_backbone(config.backbone, config.image_size)
+        self._backbone = load_network(config)
         self._dataset, self._features = load_images(config, self._backbone), FeatureCache(self._folder)
         self._loaded = wanted
 

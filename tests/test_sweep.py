@@ -78,7 +78,7 @@ def result(config: SimulationConfig) -> Result:
         exact=None,
         baseline=None,
         ridge=Ridge("gcv", 0.5),
-        prompts=Prompts("none", 0, None),
+        prompts=Prompts("none", 0, None, None),
         privacy=claim,
         transcript="",
         timings_s={},

@@ -20,6 +20,7 @@ from fedopal_secure.core.errors import FedopalError, InputError, ProtocolError
 
 BAD_INPUT: Final = 2
 ABORTED: Final = 3
+DEVICE_HELP: Final = "Where the backbone runs: auto (CUDA if there is one), cpu, cuda or cuda:N."
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedopal_secure.cli.common import errors, new_console, progress
+from fedopal_secure.cli.common import DEVICE_HELP, errors, new_console, progress
 from fedopal_secure.core.errors import InputError
 
 
@@ -20,6 +20,7 @@ def predict(
     model: Annotated[Path, typer.Argument(help="model.safetensors of a run.")],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     image_size: Annotated[int | None, typer.Option(help="Side of the backbone's input, as in the round.")] = None,
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
 ) -> None:
     """Classify images: CSV with file, label and score on standard output."""
     with errors():
@@ -31,7 +32,7 @@ def predict(
         files = [file for path in images for file in (find_images(path) if path.is_dir() else [path])]
         if not files:
             raise InputError(f"{images[0]} has no images: give image files or a folder of them")
-        backbone = released.load_backbone(image_size)
+        backbone = released.load_backbone(image_size, device)
         prepared = [backbone.preprocess(read_image(file)) for file in files]
         import numpy as np
 
@@ -48,6 +49,7 @@ def evaluate(
     model: Annotated[Path, typer.Argument(help="model.safetensors of a run.")],
     folder: Annotated[str, typer.Argument(help="Labelled images: CLASS/*, test/CLASS/*, FILE.csv, .npz or .tar.")],
     image_size: Annotated[int | None, typer.Option(help="Side of the backbone's input, as in the round.")] = None,
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
     skip_unreadable: Annotated[bool, typer.Option(help="Skip and count unreadable images.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
@@ -60,7 +62,7 @@ def evaluate(
         from fedopal_secure.model import evaluate as measure
 
         released = Model.load(model)
-        backbone = released.load_backbone(image_size)
+        backbone = released.load_backbone(image_size, device)
         labelled, skipped = load_labelled(
             folder, released.classes, skip_unreadable=skip_unreadable, transform=backbone.preprocess
         )

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedopal_secure.cli.common import errors, new_console, progress
+from fedopal_secure.cli.common import DEVICE_HELP, errors, new_console, progress
 from fedopal_secure.core.errors import InputError
 from fedopal_secure.federation.config import SimulationConfig, load_toml, parse_config
 
@@ -57,6 +57,7 @@ def public_map(
     out: Annotated[Path, typer.Option(help="The file to write, .safetensors; every client needs it.")],
     backbone: Annotated[str, typer.Option(help="'embedded' or 'timm:NAME[@CHECKPOINT]'.")] = "embedded",
     image_size: Annotated[int | None, typer.Option(help="Side of the backbone's input, pixels.")] = None,
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
     dimensions: Annotated[int | None, typer.Option(help="Keep this many principal axes; default: all.")] = None,
     limit: Annotated[int, typer.Option(min=2, help="Use this many of the training images at most.")] = 2000,
 ) -> None:
@@ -71,7 +72,7 @@ def public_map(
 
         if out.exists():
             raise InputError(f"{out} exists already: choose another file with --out")
-        network = load_backbone(backbone, image_size)
+        network = load_backbone(backbone, image_size, device)
         public = load_dataset(images, seed=0, limit=limit, transform=network.preprocess).train
         with progress({"features": len(public)}) as report:
             taken = lambda done: report("features", done)  # noqa: E731

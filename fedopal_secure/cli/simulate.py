@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedopal_secure.cli.common import errors, new_console, progress
+from fedopal_secure.cli.common import DEVICE_HELP, errors, new_console, progress
 from fedopal_secure.core.errors import InputError
 from fedopal_secure.federation.config import PolicyConfig, SimulationConfig, load_toml, parse_config
 
@@ -64,6 +64,10 @@ def simulate(
         str | None, typer.Option(help="'embedded', 'timm:NAME[@FILE]' or 'open_clip:ARCH/TAG-or-FILE'.")
     ] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the backbone's input, pixels.")] = None,
+    device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
+    compile_blocks: Annotated[
+        bool, typer.Option("--compile", help="Tune with the blocks compiled by torch, which takes a minute first.")
+    ] = False,
     clients: Annotated[int | None, typer.Option(help="Number of clients; above 256 the graph is sparse.")] = None,
     corrupt: Annotated[int | None, typer.Option(help="Corrupt clients tolerated, c; default: clients / 5.")] = None,
     min_contributors: Annotated[
@@ -109,6 +113,8 @@ def simulate(
         "skip_unreadable": skip_unreadable or None,
         "backbone": backbone,
         "image_size": image_size,
+        "device": device,
+        "compile": compile_blocks or None,
         "clients": clients,
         "corrupt": corrupt,
         "min_contributors": min_contributors,

@@ -120,6 +120,10 @@ class SimulationConfig(_Section):
     image_size: Annotated[
         int | None, Field(ge=1, le=4096, description="side of the input in pixels; default: the backbone's")
     ] = None
+    device: Annotated[
+        str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto (CUDA if there is one), cpu, cuda or cuda:N")
+    ] = "auto"
+    compile: Annotated[bool, Field(description="tune with the blocks compiled by torch; takes a minute first")] = False
     clients: Annotated[int, Field(ge=3, le=MAX_CLIENTS, description="above 256 on a sparse graph")] = 12
     corrupt: Annotated[int | None, Field(ge=0, description="corrupt clients tolerated, c; default: clients / 5")] = None
     min_survivors: Annotated[int | None, Field(ge=3, description="least cohort; default: max(3, c + 2)")] = None

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -23,6 +24,9 @@ from fedopal_secure.he.messages import public_context_hash
 from fedopal_secure.he.parameters import SECURE_BITS
 from fedopal_secure.privacy.accounting import ACCOUNTANT, tuning_epsilon
 from fedopal_secure.privacy.release import noise_terms, total_sigma, zcdp
+
+if TYPE_CHECKING:
+    import torch
 
 
 class SessionResult(msgspec.Struct, frozen=True):
@@ -98,11 +102,15 @@ class Ridge(msgspec.Struct, frozen=True):
 
 
 class Prompts(msgspec.Struct, frozen=True):
-    """How the prompts came about; `distance` is |P - P_init| of what was released."""
+    """How the prompts came about; `distance` is |P - P_init| of what was released.
+
+    `precision` is the type in which the frozen blocks computed while prompts were tuned; None if none were.
+    """
 
     mode: str
     tokens: int
     distance: float | None
+    precision: str | None
 
 
 class Privacy(msgspec.Struct, frozen=True):
@@ -133,7 +141,7 @@ class Privacy(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """What the run ran on."""
+    """What the run ran on; `gpu` is None if the backbone was not on one."""
 
     python: str
     torch: str | None
@@ -143,16 +151,12 @@ class Environment(msgspec.Struct, frozen=True):
     version: str
 
     @classmethod
-    def here(cls) -> Environment:
-        """This process's environment."""
-        try:
-            import torch
+    def here(cls, device: torch.device) -> Environment:
+        """This process's environment, with the backbone on `device`."""
+        import torch
 
-            library = str(torch.__version__)
-        except ImportError:
-            library = None
-        # Nothing is moved to a GPU yet, so none is reported, whether there is one or not.
-        return cls(platform.python_version(), library, np.__version__, _cpu(), None, own_version())
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+        return cls(platform.python_version(), str(torch.__version__), np.__version__, _cpu(), gpu, own_version())
 
 
 class Result(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from fedopal_secure.privacy.calibration import Vector, calibrate, private_tuning
 from fedopal_secure.privacy.release import PrivateTuning
 from fedopal_secure.runtimes.parties import SeededEntropy
 from fedopal_secure.solver.private import suggest_dimensions, suggest_r_share
-from fedopal_secure.vision.backbone import Backbone
+from fedopal_secure.vision.backbone import Backbone, load_backbone
 from fedopal_secure.vision.embedded import embedded_public_map
 
 
@@ -43,6 +43,12 @@ def check_settings(config: SimulationConfig) -> None:
         )
     if config.protocol == "plain" and privacy.mode == "distributed":
         raise InputError("distributed noise hides a client only inside a masked sum: take protocol 'pairwise'")
+
+
+def load_network(config: SimulationConfig) -> Backbone:
+    """The backbone of a simulation, on its device."""
+    backbone = load_backbone(config.backbone, config.image_size, config.device)
+    return backbone.compile_tuning() if config.compile else backbone
 
 
 def load_images(config: SimulationConfig, backbone: Backbone) -> Dataset:

@@ -48,7 +48,8 @@ from fedopal_secure.runtimes.result import (
     privacy_result,
     session_result,
 )
-from fedopal_secure.vision.backbone import Backbone, load_backbone
+from fedopal_secure.vision.backbone import Backbone
+from fedopal_secure.vision.devices import tuning_dtype
 from fedopal_secure.vision.features import Extract, extract_features
 from fedopal_secure.vision.prompts import initial_prompts
 
@@ -97,7 +98,7 @@ class Simulation:
         sessions = session_names(config.prompts.mode, config.min_contributors)
         phases = [phase for phase in PHASES[self.protocol] if phase != OPEN]  # in that one no client is asked
         self.drops = [parse_drop(text, sessions, phases, self.names) for text in config.drop]
-        self.backbone = backbone or load_backbone(config.backbone, config.image_size)
+        self.backbone = backbone or setup.load_network(config)
         self.public_prompts = setup.load_public_prompts(config, self.backbone)
         self.extract = extract
         self.dataset: Dataset = dataset or setup.load_images(config, self.backbone)
@@ -242,6 +243,8 @@ class Simulation:
     ) -> Result:
         test, task = self.dataset.test, self.task
         evaluation = evaluate(self._centre.scores(model.head, model.prompts), test.labels, test.classes)
+        tuned = task.prompt_mode in ("local", "two-phase")
+        precision = str(tuning_dtype(self.backbone.device)).removeprefix("torch.") if tuned else None
         distance = None
         if model.prompts is not None and task.prompt_mode != "public":
             initial = initial_prompts(task.prompt_source, task.prompt_tokens, task.prompt_dimension)
@@ -264,11 +267,11 @@ class Simulation:
             exact=exact,
             baseline=baseline,
             ridge=Ridge(model.head.rule, model.head.ridge),
-            prompts=Prompts(task.prompt_mode, task.prompt_tokens, distance),
+            prompts=Prompts(task.prompt_mode, task.prompt_tokens, distance, precision),
             privacy=privacy_result(task, len(server.result(STATISTICS_SESSION).survivors)),
             transcript=model.transcript,
             timings_s={},
-            environment=Environment.here(),
+            environment=Environment.here(self.backbone.device),
         )
 
     def with_names(self, text: str) -> str:

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
@@ -29,6 +29,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedopal_secure.core.errors import InputError
+from fedopal_secure.vision.devices import device_named
 from fedopal_secure.vision.preprocessing import Preprocessing
 from fedopal_secure.vision.prompts import insert_prompts
 
@@ -59,6 +60,12 @@ class Backbone(nn.Module, ABC):
     def __init__(self, pixels: Preprocessing) -> None:
         super().__init__()
         self._pixels = pixels
+        self._compiled: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, and so where everything is computed."""
+        return next(self.parameters()).device
 
     @property
     def image_size(self) -> int:
@@ -91,7 +98,7 @@ class Backbone(nn.Module, ABC):
 
     def normalise(self, batch: NDArray[np.uint8]) -> Tensor:
         """Turn uint8 (n, s, s, channels) into float32 (n, channels, s, s), on the device of the weights."""
-        return self._pixels.to_tensor(batch, next(self.parameters()).device)
+        return self._pixels.to_tensor(batch, self.device)
 
     @abstractmethod
     def embed(self, images: Tensor) -> Tensor:
@@ -105,6 +112,24 @@ class Backbone(nn.Module, ABC):
         """Images (n, channels, s, s), and prompts (M, D) or none, to features (n, d); FedOPAL eq. 4, 5."""
         tokens = self.embed(images)
         return self.encode(tokens if prompts is None else insert_prompts(tokens, prompts))
+
+    def encode_for_tuning(self, tokens: Tensor) -> Tensor:
+        """As `encode`, by compiled blocks after `compile_tuning`."""
+        if self._compiled is None:
+            return self.encode(tokens)
+        try:
+            return self._compiled(tokens)
+        except RuntimeError as error:
+            inside = getattr(error, "inner_exception", None)  # of a compiler's failure, and of nothing else
+            if inside is None:
+                raise
+            reason = " ".join(str(inside).split())[:160]
+            raise InputError(f"torch cannot compile the backbone here ({reason}): tune without --compile") from error
+
+    def compile_tuning(self) -> Self:
+        """Have torch compile the blocks for the tuning. Features do not change: only `encode` makes those."""
+        self._compiled = torch.compile(self.encode)
+        return self
 
     def freeze(self) -> Self:
         """Take the gradient from every weight and go to evaluation mode, for good."""
@@ -209,12 +234,18 @@ def _answers(url: str) -> bool:
     return True
 
 
-def load_backbone(name: str, image_size: int | None = None) -> Backbone:
+def load_backbone(name: str, image_size: int | None = None, device: str = "auto") -> Backbone:
     """Load a frozen backbone by name: "embedded", "timm:NAME[@CHECKPOINT]" or "open_clip:ARCH/TAG-or-CHECKPOINT".
 
-    `image_size` overrides the size the weights were trained at, where positional embeddings can be resampled. Raises
-    InputError, in one line, for an unknown name, an unusable checkpoint or size, or weights that cannot be fetched.
+    `image_size` overrides the size the weights were trained at, where positional embeddings can be resampled; `device`
+    is as `device_named` takes it. Raises InputError, in one line, for an unknown name or device, an unusable checkpoint
+    or size, or weights that cannot be fetched.
     """
+    place = device_named(device)  # before anything is fetched
+    return _load(name, image_size).to(place)
+
+
+def _load(name: str, image_size: int | None) -> Backbone:
     # Adapters are imported when asked for, so that one library being absent does not take the others with it.
     kind, _, rest = name.partition(":")
     if name == "embedded":

@@ -1,6 +1,6 @@
 """What the code does differently from device to device: precision of the tuning, order of its sums, loading of images.
 
-A backbone says by its weights where it runs; nothing here moves it.
+A backbone says by its weights where it runs; `load_backbone` puts them there.
 """
 
 from __future__ import annotations
@@ -16,10 +16,29 @@ from typing import Final, TypeVar
 import torch
 from torch import Tensor
 
+from fedopal_secure.core.errors import InputError
+
 Item = TypeVar("Item")
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _BF16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86, x86, ARM
+
+
+def device_named(name: str) -> torch.device:
+    """ "auto" is CUDA where there is one and else the CPU; "cpu", "cuda" and "cuda:N" are what they say.
+
+    Raises InputError for another name, or a device that is not there.
+    """
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda", 0) if there else torch.device("cpu")
+    kind, _, number = name.partition(":")
+    if name == "cpu" or (kind == "cuda" and (number.isdecimal() or name == "cuda") and int(number or 0) < there):
+        return torch.device(kind, *([int(number or 0)] if kind == "cuda" else []))
+    if kind == "cuda" and not there:
+        raise InputError(f"no device '{name}': torch sees no CUDA here; take 'cpu' or 'auto'")
+    known = "auto, cpu" + "".join(f", cuda:{one}" for one in range(there))
+    raise InputError(f"no device '{name}': there are {known}")
 
 
 def tuning_dtype(device: torch.device) -> torch.dtype:

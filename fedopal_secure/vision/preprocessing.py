@@ -89,7 +89,13 @@ class Preprocessing:
             raise InputError(
                 f"images of shape {batch.shape[1:]} and type {batch.dtype}: preprocess to uint8 {expected}"
             )
-        pixels = torch.from_numpy(np.ascontiguousarray(batch.transpose(0, 3, 1, 2), np.float32)).to(device) / 255
+        place = torch.device(device)
+        if place.type == "cuda":
+            # Bytes are a quarter of what there is to move, and from pinned memory nobody waits for it.
+            here = torch.from_numpy(np.ascontiguousarray(batch)).pin_memory().to(place, non_blocking=True)
+            pixels = here.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format) / 255
+        else:
+            pixels = torch.from_numpy(np.ascontiguousarray(batch.transpose(0, 3, 1, 2), np.float32)).to(place) / 255
         return (pixels - self._column(self.mean, pixels)) / self._column(self.std, pixels)
 
     @staticmethod

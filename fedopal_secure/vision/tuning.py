@@ -103,7 +103,7 @@ def encode_for_tuning(backbone: Backbone, tokens: Tensor) -> Tensor:
     """Tokens float32 (n, any number, D) to features float32 (n, d), by frozen blocks in the device's `tuning_dtype`."""
     dtype = tuning_dtype(tokens.device)
     with torch.autocast(tokens.device.type, dtype, enabled=dtype != tokens.dtype):
-        return backbone.encode(tokens).to(tokens.dtype)
+        return backbone.encode_for_tuning(tokens).to(tokens.dtype)
 
 
 def check_tuning_data(

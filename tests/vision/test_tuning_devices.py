@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fedopal_secure.core.errors import MisuseError
+from fedopal_secure.core.errors import InputError, MisuseError
 from fedopal_secure.vision import devices, tuning
-from fedopal_secure.vision.devices import full_precision, loaded, repeatable, tuning_dtype
+from fedopal_secure.vision.backbone import load_backbone
+from fedopal_secure.vision.devices import device_named, full_precision, loaded, repeatable, tuning_dtype
 from fedopal_secure.vision.features import extract_features
 from fedopal_secure.vision.prompts import initial_prompts
 from fedopal_secure.vision.timm_vit import TimmVit
@@ -21,6 +23,39 @@ from tests.vision.conftest import CLASSES
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 START = initial_prompts(bytes(32), 4, 32)
 CONFIG = TuningConfig(tokens=4, epochs=2, batch_size=16)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "name", "found"),
+    [
+        (0, "auto", "cpu"),
+        (0, "cpu", "cpu"),
+        (2, "auto", "cuda:0"),
+        (2, "cpu", "cpu"),
+        (2, "cuda", "cuda:0"),
+        (2, "cuda:1", "cuda:1"),
+        (2, "cuda:2", "no device 'cuda:2': there are auto, cpu, cuda:0, cuda:1"),
+        (2, "cuda:", "no device 'cuda:': there are auto, cpu, cuda:0, cuda:1"),
+        (0, "cuda", "no device 'cuda': torch sees no CUDA here; take 'cpu' or 'auto'"),
+        (0, "tpu", "no device 'tpu': there are auto, cpu"),
+    ],
+)
+def test_a_device_is_named_or_refused_in_one_line(
+    gpus: int, name: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    try:
+        told = str(device_named(name))
+    except InputError as error:
+        told = str(error)
+    assert told == found
+
+
+def test_a_backbone_goes_to_its_device_and_stays_frozen() -> None:
+    assert load_backbone("embedded", device="cpu").device == CPU
+    with pytest.raises(InputError, match="no device 'somewhere'"):
+        load_backbone("timm:absent", device="somewhere")
 
 
 @pytest.fixture
@@ -172,3 +207,39 @@ def test_loading_keeps_the_order_and_is_not_ahead_on_a_cpu() -> None:
         assert item == tensor.item()
         assert len(made) == place
     assert made == [5, 3, 4]
+
+
+def test_compiled_blocks_tune_to_the_same_prompts_and_take_no_part_in_features(
+    backbone: TimmVit, images: NDArray[np.uint8], labels: NDArray[np.int64], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler itself takes a minute, so its front end stands for it: the same graph, run as it is."""
+    monkeypatch.setattr(tuning, "tuning_dtype", lambda device: torch.float32)
+    plain = tune_prompts(backbone, images, labels, CLASSES, START, CONFIG, seed=0)
+    features = extract_features(backbone, images, plain)
+    used: list[int] = []
+    whole = torch.compile
+
+    def compile_quickly(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return whole(function, backend=lambda graph, inputs: used.append(1) or graph.forward)
+
+    monkeypatch.setattr(torch, "compile", compile_quickly)
+    backbone.compile_tuning()
+    compiled = tune_prompts(backbone, images, labels, CLASSES, START, CONFIG, seed=0)
+    assert used
+    np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-4)
+    used.clear()
+    assert np.array_equal(extract_features(backbone, images, plain), features)
+    assert not used
+
+
+def test_a_compiler_that_fails_is_one_line(
+    backbone: TimmVit, images: NDArray[np.uint8], labels: NDArray[np.int64], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> None:
+        raise OSError("no C++ compiler")
+
+    whole = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: whole(function, backend=broken))
+    backbone.compile_tuning()
+    with pytest.raises(InputError, match=r"torch cannot compile the backbone here \(.*no C\+\+ compiler.*--compile"):
+        tune_prompts(backbone, images, labels, CLASSES, START, CONFIG, seed=0)
