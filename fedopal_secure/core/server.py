@@ -23,7 +23,7 @@ from fedopal_secure.core.domains import SHARE_MESSAGE, digest
 from fedopal_secure.core.errors import Blame, ClientFault, MisuseError, ProtocolError, SessionAborted
 from fedopal_secure.core.graph import Graph, quorum
 from fedopal_secure.core.identity import SigningKey
-from fedopal_secure.core.messages import Context, UploadHeader
+from fedopal_secure.core.messages import Context, Proposal, UploadHeader
 from fedopal_secure.core.params import CENSUS, MASKED, PROTOCOL, SessionParams, check_params, session_id
 from fedopal_secure.core.policy import Membership
 from fedopal_secure.core.records import Dealt, Records, Relays
@@ -76,14 +76,26 @@ def start(
     `tally` adds the uploads, if their payloads are not in wire form. Raises PolicyRefusal for unsound parameters,
     MisuseError for a key that is not the server's they name, or an encrypted session without a tally.
     """
-    check_params(params, params.protocol if params.protocol in MASKED else PROTOCOL)
-    if params.public_context and tally is None:
-        raise MisuseError("payloads of an encrypted session are not in the wire form: say how to add them")
     if key.identity != params.server:
         raise MisuseError("the parameters name another server than the one whose key signs them")
     proposal = messages.sign(key, messages.Proposal(params))
+    return begin(proposal, members, tally), encode(proposal)
+
+
+def begin(proposal: Proposal, members: Membership, tally: Tally | None = None) -> ServerState:
+    """Open a session whose proposal is signed already; no other step needs the server's key.
+
+    Raises PolicyRefusal for unsound parameters, MisuseError for a signature that is not the server's, or an encrypted
+    session without a tally.
+    """
+    params = proposal.params
+    check_params(params, params.protocol if params.protocol in MASKED else PROTOCOL)
+    if params.public_context and tally is None:
+        raise MisuseError("payloads of an encrypted session are not in the wire form: say how to add them")
+    if not messages.is_signed(proposal):
+        raise MisuseError("the proposal is not signed by the server that it names")
     records = Records(WireTally(params) if tally is None else tally)
-    return ServerState(Phase.ADVERTS, params, session_id(params), members, records), encode(proposal)
+    return ServerState(Phase.ADVERTS, params, session_id(params), members, records)
 
 
 def receive(state: ServerState, sender: bytes, data: bytes) -> ServerState:
@@ -95,6 +107,23 @@ def receive(state: ServerState, sender: bytes, data: bytes) -> ServerState:
     """
     follow(state, "receive")
     _RECEIVERS[state.phase](state, sender, data)
+    return _next(state, "receive")
+
+
+def witness(state: ServerState, sender: bytes, shown: bytes) -> ServerState:
+    """As `receive`, of what a transcript shows of the message: no sealed shares, and of an encrypted upload no payload.
+
+    What is not shown is not checked either, and relays can no longer be made. Raises ClientFault.
+    """
+    follow(state, "receive")
+    if state.phase is Phase.SHARES:
+        message = decode(messages.ShareMessage, shown, lambda reason: ClientFault(sender, reason))
+        _take_shares(state, sender, message, None)
+    elif state.phase is Phase.UPLOADS and state.params.public_context:
+        header = decode(messages.UploadHeader, shown, lambda reason: ClientFault(sender, reason))
+        _take_upload(state, sender, header, None)
+    else:
+        _RECEIVERS[state.phase](state, sender, shown)
     return _next(state, "receive")
 
 
@@ -203,21 +232,33 @@ def _receive_advert(state: ServerState, sender: bytes, data: bytes) -> None:
 
 def _receive_shares(state: ServerState, sender: bytes, data: bytes) -> None:
     shares = decode(messages.Shares, data, lambda reason: ClientFault(sender, reason))
-    message, r = shares.message, state.records
+    _take_shares(state, sender, shares.message, shares.ciphertexts)
+
+
+def _take_shares(
+    state: ServerState, sender: bytes, message: messages.ShareMessage, ciphertexts: tuple[bytes, ...] | None
+) -> None:
+    r = state.records
     _require(sender, message.sender == sender, "sent another identity's shares")
     _require(sender, sender in r.adverts, "shared without being in the roster")
     _require(sender, sender not in r.shares, "shared twice")
     _require(sender, (message.session, message.roster) == (state.session, r.roster), "shared for another roster")
     _require(sender, messages.is_signed(message), "sent shares that it did not sign")
-    hashes = tuple(messages.ciphertext_hash(ciphertext) for ciphertext in shares.ciphertexts)
-    whole = fits(message, r.graph, r.places[sender]) and hashes == message.ciphertext_hashes
+    whole = fits(message, r.graph, r.places[sender])
+    if ciphertexts is not None:
+        hashes = tuple(messages.ciphertext_hash(ciphertext) for ciphertext in ciphertexts)
+        whole = whole and hashes == message.ciphertext_hashes
     _require(sender, whole, "sent shares that do not fit the roster or its own hashes")
-    r.shares[sender] = Dealt(encode(message), message.holders, shares.ciphertexts)
+    r.shares[sender] = Dealt(encode(message), message.holders, ciphertexts or ())
 
 
 def _receive_upload(state: ServerState, sender: bytes, data: bytes) -> None:
     upload = decode(messages.Upload, data, lambda reason: ClientFault(sender, reason))
-    header, r, params = upload.header, state.records, state.params
+    _take_upload(state, sender, upload.header, upload.payload)
+
+
+def _take_upload(state: ServerState, sender: bytes, header: UploadHeader, payload: bytes | None) -> None:
+    r, params = state.records, state.params
     _require(sender, header.sender == sender, "sent another identity's upload")
     _require(sender, sender in r.shares, "uploaded without having shared")
     _require(sender, sender not in r.headers, "uploaded twice")
@@ -231,14 +272,15 @@ def _receive_upload(state: ServerState, sender: bytes, data: bytes) -> None:
         "uploaded under another session, roster, set of sharers or context",
     )
     _require(sender, messages.is_signed(header), "sent an upload that it did not sign")
-    _require(sender, messages.payload_hash(upload.payload) == header.payload_hash, "sent another upload than it signed")
-    try:
-        r.tally.add(upload.payload)
-    except ValueError as error:
-        raise ClientFault(sender, f"sent {error}") from None
+    if payload is not None:
+        _require(sender, messages.payload_hash(payload) == header.payload_hash, "sent another upload than it signed")
+        try:
+            r.tally.add(payload)
+        except ValueError as error:
+            raise ClientFault(sender, f"sent {error}") from None
+        if params.name == CENSUS:
+            r.payloads[sender] = payload
     r.headers[sender] = header
-    if params.name == CENSUS:
-        r.payloads[sender] = upload.payload
 
 
 def _receive_attestation(state: ServerState, sender: bytes, data: bytes) -> None:
