@@ -28,13 +28,14 @@ from torch import nn
 from benchmarks.report import Measure, console, environment, print_measures, progress_bar, write_json
 from benchmarks.server_process import resident
 from fedopal_secure.encoding.grid import FeatureGrid
+from fedopal_secure.encoding.prompts import initial_prompts
 from fedopal_secure.statistics.sums import accumulate
 from fedopal_secure.vision import tuning
 from fedopal_secure.vision.backbone import Backbone
 from fedopal_secure.vision.devices import tuning_dtype
 from fedopal_secure.vision.features import extract_features
 from fedopal_secure.vision.preprocessing import Preprocessing
-from fedopal_secure.vision.prompts import PromptInsert, initial_prompts
+from fedopal_secure.vision.prompts import PromptInsert
 from fedopal_secure.vision.timm_vit import TimmVit
 
 ARCHITECTURE, SIZE, BATCH, BATCHES, REPEATS, CLASSES, TOKENS = "vit_small_patch14_dinov2", 112, 32, 1, 5, 10, 10

@@ -5,28 +5,25 @@ Images and labels never leave this object; what leaves goes through `Participant
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from fedopal_secure.core.codec import decode
 from fedopal_secure.core.errors import InputError, MisuseError, OverflowBudgetError, PolicyRefusal, ServerFault
 from fedopal_secure.core.messages import Context
 from fedopal_secure.core.params import CENSUS, SessionParams, Task, session_id
-from fedopal_secure.core.policy import Policy
 from fedopal_secure.core.states import ParentView
 from fedopal_secure.encoding.feature_map import FeatureMap
-from fedopal_secure.federation.config import TuningSettings
+from fedopal_secure.encoding.prompts import initial_prompts, prompts_digest
 from fedopal_secure.federation.private_data import PrivateData, compute_statistics
 from fedopal_secure.federation.protocols import open_client
-from fedopal_secure.federation.secure_sum import PLAIN, UPLOAD, Participant, SumClient
+from fedopal_secure.federation.rules import agreed, check_radius, check_spending, check_task, parse_tuning
+from fedopal_secure.federation.secure_sum import UPLOAD, Participant, SumClient
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.vectors import (
@@ -37,16 +34,12 @@ from fedopal_secure.federation.vectors import (
     presence_vector,
     prompt_grid,
     session_names,
-    session_segments,
     task_release,
     to_vector,
 )
-from fedopal_secure.privacy.accounting import check_claim, check_limit
 from fedopal_secure.privacy.noise import Keystream
-from fedopal_secure.privacy.release import check_release, parse_release
 from fedopal_secure.vision.backbone import Backbone
 from fedopal_secure.vision.features import Extract, extract_features
-from fedopal_secure.vision.prompts import initial_prompts
 from fedopal_secure.vision.tuning import TuningConfig, tune_prompts
 
 Report = Callable[[str, int], None]
@@ -216,35 +209,12 @@ class RoundClient:
         require("feature_map", known, f"feature map {task.feature_map!r} is not the one that this client has loaded")
         dimension = backbone.feature_dim if own_map is None else own_map.dimension
         require("feature_dimension", task.feature_dimension == dimension, f"{task.feature_dimension}")
-        self._check_release(params)
-        try:
-            segments = session_segments(task, params.name, params.clients, params.protocol, params.modulus)
-        except OverflowBudgetError as error:
-            raise PolicyRefusal("segments", str(error)) from None
-        require("segments", params.segments == segments, "the segments are not those that the task's bounds give")
+        check_task(params, self._data.groups is not None)
         if task.prompt_mode != "none":
             require("prompts", task.prompt_dimension == backbone.embed_dim, f"dimension {task.prompt_dimension}")
         if task.prompt_mode == "public":
             known = None if self._public_prompts is None else prompts_digest(self._public_prompts)
             require("prompts", known == task.prompt_source, "the public prompts are not those that this client loaded")
-        if task.prompt_mode in ("local", "two-phase"):
-            parse_tuning(task)
-
-    def _check_release(self, params: SessionParams) -> None:
-        """Compute the claimed privacy again from what would leave; the server is not trusted to state it."""
-        task, release = params.task, task_release(params.task)
-        if release is None:
-            return
-        if params.protocol == PLAIN and release.mode != "local":
-            # Distributed noise would be too thin, and the hash of exact uploads would be in the released model.
-            detail = f"mode '{release.mode}' hides a client inside a masked sum only, and this protocol masks none"
-            raise PolicyRefusal("release", detail)
-        honest = params.min_survivors - params.corrupt
-        shape = (task.feature_dimension, len(task.classes), task.feature_bits)
-        check_release(release, *shape, task.prompt_mode, task.max_images, honest)
-        check_claim(release)
-        if release.unit == "group" and self._data.groups is None:
-            raise PolicyRefusal("release", "the unit is a group, and this client's images have no group column")
 
     def _chain(self, params: SessionParams) -> bytes:
         """The id of the first session of the chain that a proposal belongs to; raises ServerFault if it fits none."""
@@ -255,7 +225,7 @@ class RoundClient:
         before = self._sessions.get(names[place - 1]) if place else None
         if params.parent != (before.id if before else b"") or bool(place) != bool(before):
             raise ServerFault("the session does not continue the one that this client knows")
-        if before and _agreed(params) != _agreed(before.params):
+        if before and agreed(params) != agreed(before.params):
             raise ServerFault("the session's parameters are not those of the session that it continues")
         return before.chain if before else session_id(params)
 
@@ -337,57 +307,3 @@ class RoundClient:
     def _initial(self, task: Task) -> NDArray[np.float32]:
         """P_init, the same for everyone: it comes from the task's seed."""
         return initial_prompts(task.prompt_source, task.prompt_tokens, task.prompt_dimension)
-
-
-def check_spending(policy: Policy, release: str, others: Sequence[str]) -> None:
-    """Refuse a release (empty: exact sums) that takes what has left a journal past the policy's limit.
-
-    `others` are what left it in other chains, as `Journal.released` has them. Exact sums and private ones of the same
-    images cannot both leave: the exact ones would void the claim. For the same reason what was trusted to a server
-    (mode `central`) stays apart from what is kept from it, and claims for single images from claims for groups. Raises
-    PolicyRefusal.
-    """
-    if not release:
-        if any(others):
-            raise PolicyRefusal("release", "exact sums would void the private releases of this journal's data")
-        return
-    if not all(others):
-        raise PolicyRefusal("release", "exact sums of this journal's data have left, so no privacy can be claimed")
-    releases = [parse_release(text) for text in (*others, release)]
-    if len({(one.unit, one.mode == "central") for one in releases}) > 1:
-        detail = "releases of this journal's data had another unit, or trusted the server otherwise, and do not add up"
-        raise PolicyRefusal("release", detail)
-    if not policy.delta < 1 / policy.max_images:
-        raise PolicyRefusal("delta", f"the policy's delta of {policy.delta:g} is not below 1/{policy.max_images}")
-    check_limit(releases, policy.epsilon, policy.delta)
-
-
-def check_radius(mean: NDArray[np.float32], initial: NDArray[np.float32], radius: float) -> None:
-    """Refuse a mean prompt, float32 (tokens, dimension), that is farther from P_init than honest tuning goes.
-
-    The server could otherwise choose prompts under which features tell more of an image than of its class.
-    """
-    distance = float(np.linalg.norm(mean - initial))
-    if not distance <= radius:  # NaN fails too
-        raise PolicyRefusal("prompt_radius", f"the mean prompt is {distance:.3g} away from P_init")
-
-
-def parse_tuning(task: Task) -> TuningSettings:
-    """The task's tuning settings; raises PolicyRefusal if they are none, or not in the one form that they have."""
-    try:
-        settings = TuningSettings.model_validate_json(task.tuning)
-    except ValidationError:
-        raise PolicyRefusal("tuning", "the tuning settings are not valid") from None
-    if settings.model_dump_json() != task.tuning:
-        raise PolicyRefusal("tuning", "the tuning settings are not in their canonical form")
-    return settings
-
-
-def _agreed(params: SessionParams) -> SessionParams:
-    """What all sessions of a chain have in common."""
-    return replace(params, name="", nonce=bytes(32), parent=b"", segments=())
-
-
-def prompts_digest(prompts: NDArray[np.float32]) -> bytes:
-    """SHA-256 of public prompts, float32 (tokens, dimension), as the task names them."""
-    return hashlib.sha256(repr(prompts.shape).encode() + prompts.astype("<f4").tobytes()).digest()

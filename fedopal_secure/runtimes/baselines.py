@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedopal_secure.core.params import Task
 from fedopal_secure.data.datasets import ImageSet
 from fedopal_secure.encoding.feature_map import FeatureMap
+from fedopal_secure.encoding.prompts import initial_prompts
 from fedopal_secure.federation.client import Report
 from fedopal_secure.federation.config import HeadSettings, TuningSettings
 from fedopal_secure.federation.heads import solve_exact
@@ -21,7 +22,6 @@ from fedopal_secure.runtimes.result import Baseline
 from fedopal_secure.solver.ridge import RidgeHead
 from fedopal_secure.vision.backbone import Backbone
 from fedopal_secure.vision.features import Extract
-from fedopal_secure.vision.prompts import initial_prompts
 from fedopal_secure.vision.tuning import TuningConfig, tune_prompts
 
 

@@ -13,7 +13,7 @@ from fedopal_secure.core.params import Task
 from fedopal_secure.core.policy import Membership, Policy
 from fedopal_secure.data.datasets import Dataset, ImageSet, load_dataset
 from fedopal_secure.encoding.feature_map import FeatureMap
-from fedopal_secure.federation.client import prompts_digest
+from fedopal_secure.encoding.prompts import prompts_digest
 from fedopal_secure.federation.config import PolicyConfig, PrivacySettings, SimulationConfig
 from fedopal_secure.federation.heads import check_rule
 from fedopal_secure.federation.secure_sum import protocol_named

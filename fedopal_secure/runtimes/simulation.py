@@ -19,6 +19,7 @@ from fedopal_secure.core.policy import Membership
 from fedopal_secure.data.datasets import Dataset
 from fedopal_secure.data.partition import dirichlet_partition
 from fedopal_secure.encoding.layout import plain_float32_bytes
+from fedopal_secure.encoding.prompts import initial_prompts
 from fedopal_secure.federation.client import Report
 from fedopal_secure.federation.config import PolicyConfig, SimulationConfig, dump_toml
 from fedopal_secure.federation.heads import check_ridge
@@ -51,7 +52,6 @@ from fedopal_secure.runtimes.result import (
 from fedopal_secure.vision.backbone import Backbone
 from fedopal_secure.vision.devices import tuning_dtype
 from fedopal_secure.vision.features import Extract, extract_features
-from fedopal_secure.vision.prompts import initial_prompts
 
 # by a client's name: float32 (tokens, dimension)
 TunedPrompts = dict[str, NDArray[np.float32]]

@@ -25,15 +25,15 @@ from fedopal_secure.core.params import CENSUS, PROTOCOL
 from fedopal_secure.core.ring import from_wire, reduce_to_width
 from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.encoding.layout import PRESENCE, PROMPTS, C
+from fedopal_secure.encoding.prompts import initial_prompts
 from fedopal_secure.encoding.vector import pack, unpack
-from fedopal_secure.federation import client as client_module
+from fedopal_secure.federation import rules
 from fedopal_secure.federation.client import PrivateData, RoundClient, compute_statistics
 from fedopal_secure.federation.plain_sum import PlainUpload
 from fedopal_secure.federation.secure_sum import PHASES, PLAIN, UPLOAD
 from fedopal_secure.federation.vectors import feature_map_name, prompt_grid, to_vector
 from fedopal_secure.privacy.calibration import calibrate
 from fedopal_secure.privacy.release import Release
-from fedopal_secure.vision.prompts import initial_prompts
 from fedopal_secure.vision.tuning import TuningConfig, tune_prompts
 from tests.attacks.catalogue import Attack, Outcome, always, nothing, suite
 from tests.attacks.private_rounds import (
@@ -264,14 +264,14 @@ class Everywhere(Attack):
 
 THIN, NAKED = "noise thinner than the claim", "exact sums"
 CLAIMS = f"and it claims {RELEASE.epsilon:g}"
-CHECK_RELEASE, SPENDING = "federation.client.check_release", "federation.client.check_spending"
+CHECK_RELEASE, SPENDING = "federation.rules.check_release", "federation.client.check_spending"
 
 CLAIM = Attack(
     13,
     "a release whose sigma is too small for its claim",
     THIN,
     thinned(QUIET),
-    "federation.client.check_claim",
+    "federation.rules.check_claim",
     CLAIMS,
 )
 
@@ -282,7 +282,7 @@ test_defended, test_control = suite(
         "a release that says what it costs, and costs more than the policy allows",
         THIN,
         thinned(LOUD, epsilon=EPSILON),
-        "federation.client.check_limit",
+        "federation.rules.check_limit",
         "'epsilon'",
     ),
     Attack(
@@ -325,7 +325,7 @@ test_defended, test_control = suite(
         "distributed noise over the protocol that masks nothing",
         THIN,
         played(plain_uploads),
-        "federation.client.RoundClient._check_release",
+        "federation.rules.check_privacy",
         "masks none",
     ),
     Attack(
@@ -415,7 +415,7 @@ def test_under_the_agreed_map_the_mark_is_lost_in_the_noise() -> None:
 
 def test_thin_noise_meets_two_defences() -> None:
     """A policy that grants no more than the claim refuses what the claim leaves out."""
-    limit = Attack(13, "", "", CLAIM.play, "federation.client.check_limit", "")
+    limit = Attack(13, "", "", CLAIM.play, "federation.rules.check_limit", "")
     play = thinned(QUIET, epsilon=EPSILON)
     assert CLAIMS in play().told
     with limit.without_defence():
@@ -430,18 +430,18 @@ def test_prompts_tuned_without_privacy_meet_two_defences(monkeypatch: pytest.Mon
     play = played(tuned_prompts)
     assert "would void the bound of every feature" in play().told
     with monkeypatch.context() as patch:
-        patch.setattr(client_module, "check_release", nothing)
+        patch.setattr(rules, "check_release", nothing)
         assert "tuned elsewhere" in play().told
     brought = property(lambda client: False, lambda client, value: None)
     monkeypatch.setattr(RoundClient, "_brought_prompts", brought, raising=False)
     assert "would void the bound of every feature" in play().told
-    monkeypatch.setattr(client_module, "check_release", nothing)
+    monkeypatch.setattr(rules, "check_release", nothing)
     assert play().won
 
 
 def test_prompts_that_are_yet_to_be_tuned_meet_two_defences(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that has none does not tune them without privacy, whatever was agreed."""
-    monkeypatch.setattr(client_module, "check_release", nothing)
+    monkeypatch.setattr(rules, "check_release", nothing)
     with contextlib.closing(People()) as people:
         task = private(task=TUNED)
         session = people.session(task).run(PHASES[PROTOCOL][:3])

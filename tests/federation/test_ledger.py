@@ -9,7 +9,7 @@ import pytest
 
 from fedopal_secure.core.errors import PolicyRefusal
 from fedopal_secure.core.policy import Membership, Policy
-from fedopal_secure.federation.client import check_spending
+from fedopal_secure.federation.rules import check_spending
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.privacy.calibration import Vector, calibrate
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from fedopal_secure.core.errors import InputError, MisuseError, OverflowBudgetError, PolicyRefusal
 from fedopal_secure.core.params import Task
 from fedopal_secure.encoding.feature_map import FeatureMap
-from fedopal_secure.federation import client as client_module
+from fedopal_secure.federation import rules
 from fedopal_secure.federation.client import PrivateData, RoundClient, compute_statistics
 from fedopal_secure.federation.config import FeatureSettings, PrivacySettings, SimulationConfig
 from fedopal_secure.federation.secure_sum import PLAIN, Participant
@@ -72,8 +72,8 @@ def test_noise_that_does_not_hold_the_claim_is_refused(simulation: Simulation) -
 def test_control_a_client_that_believes_the_claim_sends_half_the_noise(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "check_claim", lambda release: None)
-    monkeypatch.setattr(client_module, "check_limit", lambda releases, epsilon, delta: None)
+    monkeypatch.setattr(rules, "check_claim", lambda release: None)
+    monkeypatch.setattr(rules, "check_limit", lambda releases, epsilon, delta: None)
     task = halved(simulation)
     ask(simulation, task, segments=session_segments(task, "statistics", 3))
 

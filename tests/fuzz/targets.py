@@ -25,7 +25,6 @@ from fedopal_secure.core.params import CENSUS, SessionParams, Task
 from fedopal_secure.core.policy import check_proposal
 from fedopal_secure.core.ring import from_wire, to_wire
 from fedopal_secure.encoding.grid import FeatureGrid
-from fedopal_secure.federation.client import parse_tuning
 from fedopal_secure.federation.config import (
     PolicyConfig,
     SimulationConfig,
@@ -36,6 +35,7 @@ from fedopal_secure.federation.config import (
 )
 from fedopal_secure.federation.keys import load_key
 from fedopal_secure.federation.plain_sum import PlainUpload
+from fedopal_secure.federation.rules import parse_tuning
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.federation.transcript import Transcript, read_transcript
 from fedopal_secure.federation.vectors import PromptTotal, session_names, session_segments

@@ -34,8 +34,9 @@ from fedopal_secure.data.groups import capped
 from fedopal_secure.encoding.grid import FeatureGrid, PromptGrid, _round_into_ball
 from fedopal_secure.encoding.layout import presence_segment, prompt_segment, statistics_segments, wire_bytes
 from fedopal_secure.encoding.vector import pack, unpack
-from fedopal_secure.federation.client import PrivateData, RoundClient, check_spending
+from fedopal_secure.federation.client import PrivateData
 from fedopal_secure.federation.plain_sum import PlainServer, PlainUpload
+from fedopal_secure.federation.rules import check_privacy, check_spending
 from fedopal_secure.federation.secure_sum import PLAIN
 from fedopal_secure.federation.vectors import (
     PromptTotal,
@@ -325,8 +326,7 @@ def run_release(case: dict[str, Any]) -> dict[str, Any]:
         task=task,
     )
     check_params(params, params.protocol)
-    with_groups = SimpleNamespace(_data=SimpleNamespace(groups=np.empty(0) if asked["group_column"] else None))
-    RoundClient._check_release(with_groups, params)  # type: ignore[arg-type]
+    check_privacy(params, asked["group_column"])
     return {"segments": [msgspec.structs.asdict(s) for s in session_segments(task, params.name, p.clients)]}
 
 

@@ -20,6 +20,7 @@ from scipy.stats import kstest
 from torch import Tensor
 
 from fedopal_secure.core.errors import InputError
+from fedopal_secure.encoding.prompts import initial_prompts
 from fedopal_secure.vision import private_tuning, tuning
 from fedopal_secure.vision.private_tuning import (
     DpSgdConfig,
@@ -28,7 +29,7 @@ from fedopal_secure.vision.private_tuning import (
     standard_normal,
     tune_prompts_privately,
 )
-from fedopal_secure.vision.prompts import initial_prompts, insert_prompts
+from fedopal_secure.vision.prompts import insert_prompts
 from fedopal_secure.vision.timm_vit import TimmVit
 from tests.vision.conftest import CLASSES
 

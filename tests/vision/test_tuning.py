@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from fedopal_secure.core.errors import InputError, MisuseError
-from fedopal_secure.vision.prompts import initial_prompts
+from fedopal_secure.encoding.prompts import initial_prompts
 from fedopal_secure.vision.timm_vit import TimmVit
 from fedopal_secure.vision.tuning import TuningConfig, tune_prompts
 from tests.vision.conftest import CLASSES

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from fedopal_secure.core.errors import InputError, MisuseError
+from fedopal_secure.encoding.prompts import initial_prompts
 from fedopal_secure.vision import devices, tuning
 from fedopal_secure.vision.backbone import load_backbone
 from fedopal_secure.vision.devices import device_named, full_precision, loaded, repeatable, tuning_dtype
 from fedopal_secure.vision.features import extract_features
-from fedopal_secure.vision.prompts import initial_prompts
 from fedopal_secure.vision.timm_vit import TimmVit
 from fedopal_secure.vision.tuning import TuningConfig, tune_prompts
 from tests.vision.conftest import CLASSES
