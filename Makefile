@@ -2,7 +2,7 @@
 PYTHON ?= python3
 WORKERS ?= 2
 CHECKED := fedopal_secure/core fedopal_secure/encoding fedopal_secure/statistics fedopal_secure/solver \
-	fedopal_secure/privacy fedopal_secure/he tools/mutants.py
+	fedopal_secure/privacy fedopal_secure/he fedopal_secure/audit tools/mutants.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint test-torch-free test-exhaustive security-tests mutants vectors coverage bench bench-scale \
