@@ -1,22 +1,25 @@
 """The released artefact: prompts, head and the facts that make them usable, in one safetensors file.
 
-A model names the backbone that it was made for by a hash of its weights, and refuses to run on another.
+A model names the backbone that it was made for by a hash of its weights, and refuses to run on another. It carries the
+head of the transcript of the round that made it, and the signature of that round's server on both.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from fedopal_secure.core.errors import InputError, MisuseError
+from fedopal_secure.core.identity import SigningKey, verify
 from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.encoding.grid import FeatureGrid
 from fedopal_secure.solver.ridge import RidgeHead
@@ -25,14 +28,17 @@ if TYPE_CHECKING:
     from fedopal_secure.vision.backbone import Backbone
 
 FORMAT: Final = "fedopal-secure/model/v1"
+SIGN_MODEL: Final = b"fedopal-secure/model/v1/sign\x00"
+_DIGEST: Final = b"fedopal-secure/model/v1/digest\x00"
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
     """A classifier: frozen backbone, prompts (float32 (M, D) or None), public feature map (or None) and linear head.
 
-    `transcript` is the head of the transcript of the round that released it, in hex. `private_prompts` says whether
-    the prompts were tuned on private images without differential privacy, and so are private themselves.
+    `private_prompts` says whether the prompts were tuned on private images without differential privacy, and so are
+    private themselves. `transcript` is the head of the transcript of the round that released it, `server` the identity
+    that signed both, `signature` Ed25519 over them: all in hex, or empty.
     """
 
     head: RidgeHead
@@ -42,9 +48,11 @@ class Model:
     backbone_hash: bytes
     preprocessing: str
     grid: FeatureGrid
-    transcript: str
     public_map: FeatureMap | None = None
     private_prompts: bool = False
+    transcript: str = ""
+    server: str = ""
+    signature: str = ""
 
     def load_backbone(self, image_size: int | None = None, device: str = "auto") -> Backbone:
         """The backbone that this model needs, on a device (`device_named`).
@@ -93,8 +101,44 @@ class Model:
         self.check_backbone(backbone)
         return self.scores(backbone, np.stack([backbone.preprocess(image) for image in images]))
 
+    def digest(self) -> bytes:
+        """SHA-256 of the tensors and of all facts but where the model comes from, 32 bytes; the same for equal models.
+
+        Of the facts as JSON in the order of their names, then of each tensor in the order of theirs: name, type and
+        shape as JSON, and the bytes; each of these with its length in 8 bytes before it.
+        """
+        parts = [json.dumps(self._facts(), sort_keys=True, separators=(",", ":")).encode()]
+        for name, tensor in sorted(self._tensors().items()):
+            parts += [json.dumps([name, tensor.dtype.str, tensor.shape]).encode(), tensor.tobytes()]
+        state = hashlib.sha256(_DIGEST)
+        for part in parts:
+            state.update(len(part).to_bytes(8, "big") + part)
+        return state.digest()
+
+    def signed(self, key: SigningKey, transcript: str) -> Model:
+        """This model as a server releases it, under the head of its round's transcript in hex."""
+        signature = key.sign(SIGN_MODEL, bytes.fromhex(transcript) + self.digest())
+        return replace(self, transcript=transcript, server=key.identity.hex(), signature=signature.hex())
+
+    def check_signed_by(self, identity: bytes) -> None:
+        """Raise InputError unless the server of this identity, 32 bytes, released this model."""
+        if self.server != identity.hex():
+            who = f"it names {self.server[:12]}" if self.server else "nobody signed it"
+            raise InputError(f"the model is not by the server {identity.hex()[:12]}: {who}")
+        if not is_released(identity, self.transcript, self.digest(), self.signature):
+            raise InputError(f"the model is not the one that {identity.hex()[:12]} signed: get it again from the round")
+
     def save(self, path: Path) -> None:
         """Write a safetensors file: tensors `weights`, `intercept`, `prompts`, `map.*`; everything else as metadata."""
+        path.write_bytes(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """What `save` writes."""
+        origin = {"transcript": self.transcript, "server": self.server, "signature": self.signature}
+        facts = {name: json.dumps(value, ensure_ascii=False) for name, value in (self._facts() | origin).items()}
+        return save({name: np.ascontiguousarray(tensor) for name, tensor in self._tensors().items()}, facts)
+
+    def _tensors(self) -> dict[str, NDArray[Any]]:
         tensors: dict[str, NDArray[Any]] = {"weights": self.head.weights, "intercept": self.head.intercept}
         if self.prompts is not None:
             tensors["prompts"] = self.prompts
@@ -102,7 +146,10 @@ class Model:
             tensors |= {"map.centre": self.public_map.centre, "map.second_moment": self.public_map.second_moment}
             if self.public_map.basis is not None:
                 tensors["map.basis"] = self.public_map.basis
-        facts = {
+        return tensors
+
+    def _facts(self) -> dict[str, Any]:
+        return {
             "format": FORMAT,
             "classes": list(self.classes),
             "backbone": self.backbone,
@@ -112,19 +159,25 @@ class Model:
             "feature_bits": self.grid.bits,
             "normalise": self.grid.normalise,
             "lambda": {"rule": self.head.rule, "value": self.head.ridge},
-            "transcript": self.transcript,
             "private_prompts": self.private_prompts,
         }
-        metadata = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
-        path.write_bytes(save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, metadata))
 
     @classmethod
     def load(cls, path: Path) -> Model:
         """Read a file that `save` wrote; raises InputError if it is something else."""
         try:
-            with safe_open(path, "numpy") as file:
-                facts = {name: json.loads(value) for name, value in (file.metadata() or {}).items()}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+            content = path.read_bytes()
+        except OSError as error:
+            reason = error.strerror or "no such file"
+            raise InputError(f"{path}: cannot be read ({reason}): give a model.safetensors of a run") from None
+        return cls.from_bytes(content, str(path))
+
+    @classmethod
+    def from_bytes(cls, content: bytes, source: str) -> Model:
+        """The inverse of `to_bytes`; raises InputError, naming the source, if it is something else."""
+        try:
+            facts = {name: json.loads(value) for name, value in _metadata(content).items()}
+            tensors = load(content)
             if facts["format"] != FORMAT:
                 raise KeyError
             _check(facts, tensors)
@@ -143,22 +196,37 @@ class Model:
                 bytes.fromhex(facts["backbone_hash"]),
                 facts["preprocessing"],
                 grid,
-                facts["transcript"],
                 public_map,
                 facts["private_prompts"],
+                facts["transcript"],
+                facts["server"],
+                facts["signature"],
             )
-        except OSError as error:
-            reason = error.strerror or "no such file"
-            raise InputError(f"{path}: cannot be read ({reason}): give a model.safetensors of a run") from None
         except (SafetensorError, MisuseError, KeyError, ValueError, TypeError, AttributeError, RecursionError):
-            raise InputError(f"{path}: not a released model: give the model.safetensors of a run") from None
+            raise InputError(f"{source}: not a released model: give the model.safetensors of a run") from None
+
+
+def is_released(server: bytes, transcript: str, digest: bytes, signature: str) -> bool:
+    """Whether a server signed that a model of this digest came out of the round with this transcript's head."""
+    try:
+        return verify(server, SIGN_MODEL, bytes.fromhex(transcript) + digest, bytes.fromhex(signature))
+    except ValueError:
+        return False
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """The metadata of a safetensors file: a length in 8 bytes, and so many bytes of JSON; raises ValueError."""
+    size = int.from_bytes(content[:8], "little")
+    metadata: dict[str, str] = json.loads(content[8 : 8 + size])["__metadata__"]
+    return metadata
 
 
 def _check(facts: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> None:
     """Raise ValueError unless types, shapes and numbers are those that `Model.save` writes."""
     classes, prompts = facts["classes"], tensors.get("prompts", np.zeros((1, 1), np.float32))
     ridge = facts["lambda"]
-    texts = [facts["backbone"], facts["preprocessing"], facts["transcript"], ridge["rule"], *classes]
+    origin = [facts[name] for name in ("transcript", "server", "signature")]
+    texts = [facts["backbone"], facts["preprocessing"], ridge["rule"], *origin, *classes]
     "".join(texts).encode()  # raises TypeError for what is no text, UnicodeEncodeError for what cannot be written
     right = (
         isinstance(classes, list)

@@ -23,7 +23,7 @@ MODEL = Model(
     bytes(range(32)),
     "as agreed",
     FeatureGrid(4, bits=10),
-    "ab" * 32,
+    transcript="ab" * 32,
 )
 
 

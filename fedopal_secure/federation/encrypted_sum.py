@@ -13,7 +13,6 @@ from fedopal_secure.core import messages
 from fedopal_secure.core import server as secagg_server
 from fedopal_secure.core.codec import decode, encode
 from fedopal_secure.core.errors import ClientFault, MisuseError, PolicyRefusal, SessionAborted
-from fedopal_secure.core.identity import SigningKey
 from fedopal_secure.core.messages import Context, Proposal, UploadHeader
 from fedopal_secure.core.params import SessionParams, check_params, session_id
 from fedopal_secure.core.policy import Membership
@@ -83,15 +82,15 @@ class MaskedEncryptedClient(PairwiseClient):
 class _Total:
     """The encrypted total of a session: summed, sent to the key authority, and taken back opened."""
 
-    def __init__(self, proposal: bytes, public_context: PublicContext) -> None:
-        self._proposal = decode(Proposal, proposal, MisuseError)
-        self._authority, self._asked = public_context.authority, b""
-        self.tally = EncryptedTally(self._proposal.params, public_context)
+    def __init__(self, proposal: Proposal, public_context: PublicContext) -> None:
+        self._proposal = proposal
+        self._authority, self.asked = public_context.authority, b""
+        self.tally = EncryptedTally(proposal.params, public_context)
 
     def request(self, uploads: tuple[SignedUpload, ...]) -> dict[bytes, bytes]:
         """The one request to the authority."""
         total = self.tally.ciphertexts()
-        self._asked = total_hash(total)
+        self.asked = total_hash(total)
         return {self._authority: encode(OpenRequest(self._proposal, uploads, total))}
 
     def receive(self, sender: bytes, data: bytes) -> None:
@@ -99,7 +98,7 @@ class _Total:
         opened = decode(OpenedTotal, data, lambda reason: ClientFault(sender, reason))
         session = session_id(self._proposal.params)
         told = (sender, opened.authority, opened.session, opened.total)
-        if told != (self._authority, self._authority, session, self._asked) or self.tally.is_open:
+        if told != (self._authority, self._authority, session, self.asked) or self.tally.is_open:
             raise ClientFault(sender, "opened another total than it was asked for, or a second time")
         if not is_signed(opened):
             raise ClientFault(sender, "sent a total that it did not sign")
@@ -119,19 +118,18 @@ class EncryptedServer:
 
     def __init__(
         self,
-        params: SessionParams,
+        proposal: Proposal,
         members: Membership,
         invited: tuple[bytes, ...],
-        key: SigningKey,
         public_context: PublicContext,
     ) -> None:
+        params = proposal.params
         check_params(params, params.protocol)
         check_session(params, public_context)
-        self.params, self.session = params, session_id(params)
-        self._proposal = encode(messages.sign(key, Proposal(params)))
+        self.params, self.session, self._proposal = params, session_id(params), encode(proposal)
         self._members, self._invited = members, invited
         self._context = b""
-        self._total = _Total(self._proposal, public_context)
+        self._total = _Total(proposal, public_context)
         self._uploads: dict[bytes, SignedUpload] = {}
         self._asked = False
 
@@ -154,7 +152,21 @@ class EncryptedServer:
             self._total.receive(sender, data)
             return
         upload = decode(EncryptedUpload, data, lambda reason: ClientFault(sender, reason))
-        header = upload.signed.header
+        self._take(sender, upload.signed, upload.payload)
+
+    def witness(self, sender: bytes, shown: bytes) -> None:
+        """See `SumServer.witness`."""
+        if self._asked:
+            self._total.receive(sender, shown)
+        else:
+            self._take(sender, decode(SignedUpload, shown, lambda reason: ClientFault(sender, reason)), None)
+
+    def believe_total(self, asked: bytes) -> None:
+        """Take the hash of the total from a transcript, in which there are no ciphertexts to add."""
+        self._total.asked = asked
+
+    def _take(self, sender: bytes, signed: SignedUpload, payload: bytes | None) -> None:
+        header = signed.header
         expected = (sender, self.session, NO_HASH, NO_HASH, self._context)
         if (header.sender, header.session, header.roster, header.sharers, header.context) != expected:
             raise ClientFault(sender, "uploaded for another identity, session or context")
@@ -162,15 +174,18 @@ class EncryptedServer:
             raise ClientFault(sender, "uploaded twice")
         if len(self._uploads) == self.params.clients:
             raise ClientFault(sender, "came after the roster was full")
-        if not self._members.admits(sender, upload.signed.certificate):
+        if not self._members.admits(sender, signed.certificate):
             raise ClientFault(sender, "is not a member")
-        if not messages.is_signed(header) or messages.payload_hash(upload.payload) != header.payload_hash:
+        if not messages.is_signed(header):
             raise ClientFault(sender, "sent an upload that it did not sign")
-        try:
-            self._total.tally.add(upload.payload)
-        except ValueError as error:
-            raise ClientFault(sender, f"sent {error}") from None
-        self._uploads[sender] = upload.signed
+        if payload is not None:
+            if messages.payload_hash(payload) != header.payload_hash:
+                raise ClientFault(sender, "sent an upload that it did not sign")
+            try:
+                self._total.tally.add(payload)
+            except ValueError as error:
+                raise ClientFault(sender, f"sent {error}") from None
+        self._uploads[sender] = signed
 
     def finish(self) -> Sum:
         """See `SumServer.finish`."""
@@ -191,17 +206,15 @@ class MaskedEncryptedServer(PairwiseServer):
 
     def __init__(
         self,
-        params: SessionParams,
+        proposal: Proposal,
         members: Membership,
         invited: tuple[bytes, ...],
-        key: SigningKey,
         public_context: PublicContext,
     ) -> None:
-        check_session(params, public_context)
-        proposal = encode(messages.sign(key, Proposal(params)))
+        check_session(proposal.params, public_context)
         self._total = _Total(proposal, public_context)
         self._asked = False
-        super().__init__(params, members, invited, key, self._total.tally)
+        super().__init__(proposal, members, invited, self._total.tally)
 
     def request(self, phase: str, context: Context | None = None) -> Mapping[bytes, bytes]:
         """See `SumServer.request`."""
@@ -217,6 +230,17 @@ class MaskedEncryptedServer(PairwiseServer):
             self._total.receive(sender, data)
         else:
             super().receive(sender, data)
+
+    def witness(self, sender: bytes, shown: bytes) -> None:
+        """See `SumServer.witness`."""
+        if self._asked:
+            self._total.receive(sender, shown)
+        else:
+            super().witness(sender, shown)
+
+    def believe_total(self, asked: bytes) -> None:
+        """Take the hash of the total from a transcript, in which there are no ciphertexts to add."""
+        self._total.asked = asked
 
     def finish(self) -> Sum:
         """See `SumServer.finish`."""

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from fedopal_secure.core import client as secagg_client
 from fedopal_secure.core import server as secagg_server
 from fedopal_secure.core import states
+from fedopal_secure.core.codec import encode
 from fedopal_secure.core.errors import MisuseError, ServerFault
-from fedopal_secure.core.identity import SigningKey
-from fedopal_secure.core.messages import Context
+from fedopal_secure.core.messages import Context, Proposal
 from fedopal_secure.core.params import PROTOCOL as SECAGG
-from fedopal_secure.core.params import SessionParams
 from fedopal_secure.core.policy import Membership
 from fedopal_secure.core.server import Sum
 from fedopal_secure.core.states import ParentView
@@ -82,14 +81,13 @@ class PairwiseServer:
 
     def __init__(
         self,
-        params: SessionParams,
+        proposal: Proposal,
         members: Membership,
         invited: tuple[bytes, ...],
-        key: SigningKey,
         tally: Tally | None = None,
     ) -> None:
-        self.params = params
-        self._state, self._proposal = secagg_server.start(params, members, key, tally)
+        self.params, self._proposal = proposal.params, encode(proposal)
+        self._state = secagg_server.begin(proposal, members, tally)
         self.session = self._state.session
         self._invited = invited
 
@@ -108,6 +106,10 @@ class PairwiseServer:
     def receive(self, sender: bytes, data: bytes) -> None:
         """See `SumServer.receive`."""
         self._state = secagg_server.receive(self._state, sender, data)
+
+    def witness(self, sender: bytes, shown: bytes) -> None:
+        """See `SumServer.witness`."""
+        self._state = secagg_server.witness(self._state, sender, shown)
 
     def finish(self) -> Sum:
         """See `SumServer.finish`."""

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from fedopal_secure.core import messages
 from fedopal_secure.core.codec import Bytes32, Message, decode, encode
 from fedopal_secure.core.errors import ClientFault, MisuseError, ServerFault, SessionAborted
-from fedopal_secure.core.identity import SigningKey
-from fedopal_secure.core.messages import Context
+from fedopal_secure.core.messages import Context, Proposal
 from fedopal_secure.core.params import SessionParams, check_params, session_id
 from fedopal_secure.core.ring import Ring, from_wire, reduce_to_width, to_wire
 from fedopal_secure.core.server import Sum
@@ -59,10 +58,10 @@ class PlainClient:
 class PlainServer:
     """Adds what it is sent, and sees all of it."""
 
-    def __init__(self, params: SessionParams, invited: tuple[bytes, ...], key: SigningKey) -> None:
+    def __init__(self, proposal: Proposal, invited: tuple[bytes, ...]) -> None:
+        params = proposal.params
         check_params(params, PLAIN)
-        self._proposal = encode(messages.sign(key, messages.Proposal(params)))
-        self.params, self.session = params, session_id(params)
+        self.params, self.session, self._proposal = params, session_id(params), encode(proposal)
         self._invited = invited
         self._context = b""
         self._total = np.zeros(params.length, dtype=np.uint64)
@@ -86,6 +85,10 @@ class PlainServer:
             raise ClientFault(sender, "uploaded twice, or an upload of the wrong length")
         Ring(self.params.modulus).add_into(self._total, from_wire(upload.payload, self.params.segments))
         self._survivors.add(sender)
+
+    def witness(self, sender: bytes, shown: bytes) -> None:
+        """See `SumServer.witness`; all of an answer is shown."""
+        self.receive(sender, shown)
 
     def finish(self) -> Sum:
         """See `SumServer.finish`."""

@@ -8,6 +8,7 @@ from fedopal_secure.core import checks, messages
 from fedopal_secure.core.codec import decode
 from fedopal_secure.core.errors import MisuseError, ServerFault
 from fedopal_secure.core.identity import SigningKey
+from fedopal_secure.core.messages import Proposal
 from fedopal_secure.core.params import BFV_MASKED, ENCRYPTED, SessionParams
 from fedopal_secure.core.params import PROTOCOL as SECAGG
 from fedopal_secure.core.policy import Membership, check_proposal
@@ -50,11 +51,21 @@ def open_server(
     public_context: PublicContext | None = None,
 ) -> SumServer:
     """The server's side of the protocol that the parameters name; raises PolicyRefusal for unsound parameters."""
-    if params.protocol == PLAIN:
-        return PlainServer(params, invited, key)
-    if params.protocol not in ENCRYPTED:
-        return PairwiseServer(params, members, invited, key)
+    if key.identity != params.server:
+        raise MisuseError("the parameters name another server than the one whose key signs them")
+    return server_of(messages.sign(key, Proposal(params)), members, invited, public_context)
+
+
+def server_of(
+    proposal: Proposal, members: Membership, invited: tuple[bytes, ...], public_context: PublicContext | None = None
+) -> SumServer:
+    """As `open_server`, of a proposal that is signed already; no other step needs the server's key."""
+    protocol = proposal.params.protocol
+    if protocol == PLAIN:
+        return PlainServer(proposal, invited)
+    if protocol not in ENCRYPTED:
+        return PairwiseServer(proposal, members, invited)
     if public_context is None:
         raise MisuseError("an encrypted sum needs the key authority's public context")
-    masked = params.protocol == BFV_MASKED
-    return (MaskedEncryptedServer if masked else EncryptedServer)(params, members, invited, key, public_context)
+    masked = protocol == BFV_MASKED
+    return (MaskedEncryptedServer if masked else EncryptedServer)(proposal, members, invited, public_context)

@@ -5,48 +5,42 @@ It knows nothing of images or of the backbone beyond its name and hash, and runs
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedopal_secure.core import messages
 from fedopal_secure.core.codec import encode
-from fedopal_secure.core.errors import (
-    Blame,
-    ClientFault,
-    InputError,
-    MisuseError,
-    OverflowBudgetError,
-    ProtocolError,
-    SessionAborted,
-)
+from fedopal_secure.core.errors import Blame, ClientFault, InputError, MisuseError, ProtocolError
 from fedopal_secure.core.identity import SigningKey
-from fedopal_secure.core.messages import Context
-from fedopal_secure.core.params import BFV_MASKED, CENSUS, SessionParams, Task
+from fedopal_secure.core.params import BFV_MASKED, SessionParams, Task, session_id
 from fedopal_secure.core.policy import Membership
 from fedopal_secure.core.server import Sum
 from fedopal_secure.core.shamir import Entropy
 from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.federation.config import HeadSettings
-from fedopal_secure.federation.heads import solve_head
-from fedopal_secure.federation.protocols import open_server
-from fedopal_secure.federation.secure_sum import PHASES, SILENT, UPLOAD, SumServer
+from fedopal_secure.federation.release import RELEASE, Release, make_model, pack_noisy
+from fedopal_secure.federation.round_sums import RoundSums
+from fedopal_secure.federation.secure_sum import SILENT
 from fedopal_secure.federation.timings import Timings
-from fedopal_secure.federation.transcript import Transcript, public_part, public_request
-from fedopal_secure.federation.vectors import (
-    PROMPTS_SESSION,
-    STATISTICS_SESSION,
-    PromptTotal,
-    feature_grid,
-    from_vector,
-    session_names,
-    session_segments,
-    task_release,
+from fedopal_secure.federation.transcript import (
+    LATE,
+    PUBLIC_CONTEXT,
+    REFUSED,
+    SERVER,
+    Transcript,
+    public_part,
+    public_request,
 )
+from fedopal_secure.federation.vectors import STATISTICS_SESSION, session_names, session_segments, task_release
 from fedopal_secure.he.messages import PublicContext, public_context_hash
 from fedopal_secure.model import Model
+from fedopal_secure.privacy import release as privacy
 from fedopal_secure.privacy.noise import add_noise
 from fedopal_secure.statistics.sums import SufficientStatistics
 
@@ -83,6 +77,11 @@ class SessionRecord:
     faults: list[Blame] = field(default_factory=list)
     result: Sum | None = None
 
+    @cached_property
+    def session(self) -> bytes:
+        """The session's id."""
+        return session_id(self.params)
+
     def dropped(self) -> dict[str, tuple[bytes, ...]]:
         """For each phase that asks for an answer, the clients of whom none was accepted, each where it first failed."""
         lost: dict[str, tuple[bytes, ...]] = {}
@@ -115,63 +114,49 @@ class RoundServer:
         """
         if len(invited) > proposal.clients:
             raise InputError(f"{len(invited)} clients are invited to a roster of {proposal.clients}: raise `clients`")
-        self._proposal, self._head = proposal, head
+        self._key, self._proposal, self._head = key, proposal, head
         self._transcript, self._timings = transcript, timings
         self._entropy = entropy
         self._statistics: SufficientStatistics | None = None
-        self.sessions = session_names(proposal.task.prompt_mode, proposal.task.min_contributors)
-        self.phases = PHASES[proposal.protocol]
-        self.records: dict[str, SessionRecord] = {}
-        self._sums: dict[str, SumServer] = {}
-        parent, context = b"", proposal.public_context
-        for name in self.sessions:
-            params = SessionParams(
-                proposal.protocol,
-                name,
-                entropy(32),
-                key.identity,
-                parent,
-                proposal.clients,
-                proposal.corrupt,
-                proposal.degree,
-                proposal.min_survivors,
-                proposal.modulus,
-                b"" if context is None else public_context_hash(context),
-                session_segments(proposal.task, name, proposal.clients, proposal.protocol, proposal.modulus),
-                proposal.task,
-            )
-            self._sums[name] = open_server(params, members, invited, key, context)
-            self.records[name] = SessionRecord(params)
-            parent = self._sums[name].session
+        signed = _propose(proposal, key, entropy)
+        self._sums = RoundSums(signed, members, invited, proposal.public_context)
+        self.sessions, self.phases = self._sums.sessions, self._sums.phases
+        self.records = {one.params.name: SessionRecord(one.params) for one in signed}
+        if proposal.public_context is not None:
+            shown = encode(proposal.public_context)
+            transcript.record(session_id(signed[0].params), PUBLIC_CONTEXT, SERVER, shown)
 
     def request(self, session: str, phase: str) -> Mapping[bytes, bytes]:
         """End the phase before and return this phase's request for each client that is to answer it.
 
         Raises SessionAborted, naming the rule, if too few are left.
         """
-        server, record = self._sums[session], self.records[session]
-        context = self._context(session) if phase == UPLOAD else None
-        requests = server.request(phase, context)
-        if context is not None and context.parent:
-            requests = {client: body for client, body in requests.items() if client in context.parent_survivors}
+        record = self.records[session]
+        requests = self._sums.request(session, phase)
         if phase != "hold" and requests:
             shown = public_request(phase, next(iter(requests.values())))
-            self._transcript.record(server.session, phase, "server", shown)
+            self._transcript.record(record.session, phase, SERVER, shown)
         record.requested[phase] = {client: len(body) for client, body in requests.items()}
         return requests
 
     def receive(self, session: str, phase: str, client: bytes, answer: bytes) -> None:
         """Take a client's answer; one that is at fault is noted and has no effect, one that is late has none."""
-        server, record = self._sums[session], self.records[session]
+        server, record = self._sums.servers[session], self.records[session]
+
+        def note(how: str, shown: bytes) -> None:
+            self._transcript.record(record.session, how, client.hex(), shown)
+
         if phase != next(reversed(record.requested)):
+            note(LATE, hashlib.sha256(answer).digest())
             return
         try:
             with self._timings.stage("aggregate"):
                 server.receive(client, answer)
         except ClientFault as fault:
             record.faults.append(Blame(fault.client, fault.reason))
+            note(REFUSED, hashlib.sha256(answer).digest())
             return
-        self._transcript.record(server.session, phase, client.hex(), public_part(record.params.protocol, phase, answer))
+        note(phase, public_part(record.params.protocol, phase, answer))
         record.answered[phase][client] = len(answer)
 
     def finish(self, session: str) -> None:
@@ -179,63 +164,19 @@ class RoundServer:
         record = self.records[session]
         try:
             with self._timings.stage("unmask"):
-                result = self._sums[session].finish()
+                result = self._sums.finish(session)
         except ProtocolError as error:
             record.faults += error.blame
             raise
         record.result = result
         record.faults += result.blame
-        if session == CENSUS:
-            self._check_contributors(record.params, result)
-            return
-        try:
-            statistics, _ = from_vector(record.params, result.total)
-        except OverflowBudgetError as error:
-            raise SessionAborted("max_images", str(error)) from None
-        if statistics is not None:
+        if session == STATISTICS_SESSION:
             # Here and once: solved twice under fresh noise, the same sums would be released twice.
-            self._statistics = self._with_noise(statistics)
+            self._statistics = self._with_noise(self._sums.statistics())
 
     def result(self, session: str) -> Sum:
         """The sum of a finished session."""
-        result = self.records[session].result
-        if result is None:
-            raise MisuseError(f"the session '{session}' is not finished")
-        return result
-
-    def _check_contributors(self, params: SessionParams, census: Sum) -> None:
-        """Stop here rather than have every client refuse; each of them makes this check of its own."""
-        least = params.task.min_contributors + params.corrupt
-        few = [name for name, count in zip(params.task.classes, census.total, strict=True) if count < least]
-        if few:
-            detail = f"fewer than {least} clients hold images of {', '.join(few)}, and c = {params.corrupt} may lie"
-            raise SessionAborted("min_contributors", detail)
-
-    def _context(self, session: str) -> Context:
-        server = self._sums[session]
-        if not server.params.parent:
-            return Context(server.session, b"", b"", (), b"")
-        name = self.sessions[self.sessions.index(session) - 1]
-        before = self.result(name)
-        payload = encode(before.opening if name == CENSUS else self._prompt_total(name))
-        return Context(server.session, before.session, before.view, before.survivors, payload)
-
-    def _prompt_total(self, session: str) -> PromptTotal:
-        result = self.result(session)
-        _, prompts = from_vector(self.records[session].params, result.total)
-        if prompts is None:
-            raise MisuseError(f"the session '{session}' sums no prompts")
-        return PromptTotal(len(result.survivors), prompts.astype("<i8").tobytes())
-
-    def prompts(self) -> NDArray[np.float32] | None:
-        """The released prompts, float32 (tokens, dimension): the mean of the survivors' (FedOPAL eq. 8), or public."""
-        mode = self._proposal.task.prompt_mode
-        if mode == "none":
-            return None
-        if mode == "public":
-            return self._proposal.public_prompts
-        summed = PROMPTS_SESSION if mode == "two-phase" else STATISTICS_SESSION
-        return self._prompt_total(summed).mean(self._proposal.task)
+        return self._sums.result(session)
 
     def statistics(self) -> SufficientStatistics:
         """The summed statistics of the survivors, on the integer grid, as they are released: with noise if private."""
@@ -245,28 +186,53 @@ class RoundServer:
 
     def _with_noise(self, statistics: SufficientStatistics) -> SufficientStatistics:
         """In mode `central`, the sums with the server's own noise; else as they are."""
-        task = self._proposal.task
-        release = task_release(task)
-        if release is None or release.adds_at_client:
+        task, release = self._sums.task, _central(self._sums.task)
+        if release is None:
             return statistics
         noisy = add_noise(statistics.to_arrays(), release, self._entropy)
         return SufficientStatistics.from_arrays(noisy, task.feature_dimension, len(task.classes))
 
     def release(self) -> Model:
-        """Solve for the head (FedOPAL eq. 9) and put the model together."""
-        task, public_map = self._proposal.task, self._proposal.public_map
-        clients = len(self.result(STATISTICS_SESSION).survivors)
+        """Solve for the head, end the transcript with it, and sign both: the signature is on the model, too."""
+        proposal, task, head = self._proposal, self._sums.task, self._head
+        summed = self.result(STATISTICS_SESSION)
         with self._timings.stage("solve"):
-            solved = solve_head(task, self.statistics(), clients, self._head, public_map)
-        return Model(
-            solved,
-            self.prompts(),
-            task.classes,
-            task.backbone,
-            task.backbone_hash,
-            task.preprocessing,
-            feature_grid(task),
-            self._transcript.head,
-            public_map,
-            task.prompt_mode in ("local", "two-phase") and not task.release,
+            prompts = self._sums.prompts(proposal.public_prompts)
+            statistics = self.statistics()
+            model = make_model(task, statistics, len(summed.survivors), head, prompts, proposal.public_map)
+        noisy = b"" if _central(task) is None else pack_noisy(statistics)
+        last = Release(summed.session, head.rule, head.value, head.intercept, noisy, model.to_bytes())
+        self._transcript.record(summed.session, RELEASE, SERVER, encode(last))
+        signed = model.signed(self._key, self._transcript.head)
+        self._transcript.sign(signed)
+        return signed
+
+
+def _central(task: Task) -> privacy.Release | None:
+    """The task's private release, if it is the server that adds the noise."""
+    release = task_release(task)
+    return None if release is None or release.adds_at_client else release
+
+
+def _propose(proposal: Proposal, key: SigningKey, entropy: Entropy) -> tuple[messages.Proposal, ...]:
+    """The signed proposals of a round's sessions, each the parent of the next."""
+    signed: list[messages.Proposal] = []
+    context, task = proposal.public_context, proposal.task
+    for name in session_names(task.prompt_mode, task.min_contributors):
+        params = SessionParams(
+            proposal.protocol,
+            name,
+            entropy(32),
+            key.identity,
+            session_id(signed[-1].params) if signed else b"",
+            proposal.clients,
+            proposal.corrupt,
+            proposal.degree,
+            proposal.min_survivors,
+            proposal.modulus,
+            b"" if context is None else public_context_hash(context),
+            session_segments(task, name, proposal.clients, proposal.protocol, proposal.modulus),
+            task,
         )
+        signed.append(messages.sign(key, messages.Proposal(params)))
+    return tuple(signed)

@@ -1,17 +1,22 @@
-"""The hash-chained record of every public message of a round that was accepted, written as the round goes.
+"""The hash-chained record of every public message of a round, written as the round goes, and signed at its end.
 
 A transcript is a folder: `chain.jsonl` has one line for each message, and `messages/NNNNN.bin` its bytes. Each line
-carries the hash of the line before it, so the hash of the last line (the head) fixes the whole record. Sealed shares
-are not public: of a dealer's message only the signed part is recorded, which holds their hashes.
+carries the hash of the line before it, so the hash of the last line (the head) fixes the whole record; `head.json` has
+the server's signature on the head and on the model that the round released. Sealed shares are not public: of a dealer's
+message only the signed part is recorded, which holds their hashes. Of an answer that came late or was refused there is
+the hash.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from fedopal_secure.core.codec import decode, encode
@@ -20,19 +25,45 @@ from fedopal_secure.core.messages import Shares, Upload
 from fedopal_secure.core.params import BFV_MASKED, ENCRYPTED
 from fedopal_secure.federation.secure_sum import OPEN, UPLOAD
 from fedopal_secure.he.messages import EncryptedUpload, OpenRequest, total_hash
+from fedopal_secure.model import Model
 
 _LABEL = b"fedopal-secure/transcript/v1\x00"
 _START = bytes(32).hex()
 
+SERVER: Final = "server"
+PUBLIC_CONTEXT: Final = "public-context"  # the key authority's, before everything else
+LATE: Final = "late"
+REFUSED: Final = "refused"
+
+
+class BrokenTranscript(InputError):
+    """An entry, by number, is not the one that was recorded."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        super().__init__(f"entry {number} of the transcript {folder} is not the one that was recorded")
+        self.number = number
+
 
 @dataclass(frozen=True)
 class Entry:
-    """One public message: who sent it, in which session and phase, and its bytes."""
+    """One public message: who sent it, in which session and phase, and its bytes; `head` is the chain's after it."""
 
+    number: int
     session: str
     phase: str
     sender: str
     body: bytes
+    head: str
+
+
+@dataclass(frozen=True)
+class SignedHead:
+    """What `head.json` says: the head, the digest of the released model, and who signed both; all in hex."""
+
+    head: str
+    model: str
+    server: str
+    signature: str
 
 
 class Transcript:
@@ -68,6 +99,12 @@ class Transcript:
         self._count += 1
         self.head = _link(line)
 
+    def sign(self, model: Model) -> None:
+        """Leave the signature that a model carries beside the record."""
+        if self._folder is not None:
+            signed = SignedHead(self.head, model.digest().hex(), model.server, model.signature)
+            (self._folder / "head.json").write_text(json.dumps(asdict(signed), indent=2) + "\n", encoding="ascii")
+
 
 def _link(line: str) -> str:
     return hashlib.sha256(_LABEL + line.encode("ascii")).hexdigest()
@@ -92,28 +129,35 @@ def public_request(phase: str, body: bytes) -> bytes:
     return encode(replace(asked, total=total_hash(asked.total)))
 
 
-def read_transcript(folder: Path) -> tuple[list[Entry], str]:
-    """Read a transcript and check its chain; returns the entries and the head.
+def read_head(folder: Path) -> SignedHead | None:
+    """The signed head of a transcript, whose signature is yet to be checked; None if there is none, or no such file."""
+    try:
+        return msgspec.json.decode((folder / "head.json").read_bytes(), type=SignedHead)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
 
-    Raises InputError naming the first entry whose line, number or bytes are not those that were recorded.
+
+def read_transcript(folder: Path) -> Iterator[Entry]:
+    """The entries of a transcript, one at a time, each after its place in the chain was checked.
+
+    Raises BrokenTranscript at the first entry whose line, number or bytes are not those that were recorded, InputError
+    for a folder that holds none.
     """
     try:
         lines = (folder / "chain.jsonl").read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError):
         raise InputError(f"{folder} holds no readable transcript: give the transcript folder of a run") from None
-    entries, head = [], _START
+    head = _START
     for number, line in enumerate(lines):
-        problem = f"entry {number} of the transcript {folder} is not the one that was recorded"
         try:
             fields = json.loads(line)
             body = (folder / "messages" / f"{number:05d}.bin").read_bytes()
             told = (fields["number"], fields["bytes"], fields["sha256"], fields["previous"])
-            entry = Entry(fields["session"], fields["phase"], fields["sender"], body)
+            entry = Entry(number, fields["session"], fields["phase"], fields["sender"], body, _link(line))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            raise InputError(problem) from None
+            raise BrokenTranscript(folder, number) from None
         written = all(isinstance(text, str) for text in (entry.session, entry.phase, entry.sender))
         if not written or told != (number, len(body), hashlib.sha256(body).hexdigest(), head):
-            raise InputError(problem)
-        entries.append(entry)
-        head = _link(line)
-    return entries, head
+            raise BrokenTranscript(folder, number)
+        yield entry
+        head = entry.head

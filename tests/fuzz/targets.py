@@ -226,8 +226,7 @@ def transcript(data: bytes) -> None:
         for number in range(3):
             (path / "messages" / f"{number:05d}.bin").write_bytes(BODIES[number])
         (path / "chain.jsonl").write_bytes(data)
-        entries, _ = read_transcript(path)
-        for entry in entries:
+        for entry in read_transcript(path):
             if not all(isinstance(text, str) for text in (entry.session, entry.phase, entry.sender)):
                 raise AssertionError("an entry whose fields are no text")
 
@@ -276,7 +275,14 @@ def _model() -> tuple[bytes, ...]:
     weights = np.arange(8, dtype=np.float64).reshape(4, 2)
     head = RidgeHead(weights, np.zeros(2), 1.0, "gcv")
     made = Model(
-        head, np.ones((1, 3), np.float32), ("a", "b"), "embedded", bytes(32), "grey", FeatureGrid(4), "ab" * 32
+        head,
+        np.ones((1, 3), np.float32),
+        ("a", "b"),
+        "embedded",
+        bytes(32),
+        "grey",
+        FeatureGrid(4),
+        transcript="ab" * 32,
     )
     return (_file(made.save, "model.safetensors"),)
 

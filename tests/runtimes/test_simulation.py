@@ -100,7 +100,7 @@ def test_a_class_of_too_few_aborts_before_a_statistic_is_uploaded(mode: str, tmp
     with pytest.raises(SessionAborted, match="'min_contributors'") as caught:
         simulate(settings, tmp_path / "run")
     assert caught.value.rule == "min_contributors"
-    entries, _ = read_transcript(tmp_path / "run" / "transcript")
+    entries = list(read_transcript(tmp_path / "run" / "transcript"))
     assert len({entry.session for entry in entries}) == (2 if mode == "none" else 3)
     [census] = {entry.session for entry in entries if entry.phase == "upload"}
     assert census == entries[0].session
@@ -118,8 +118,8 @@ def test_a_run_leaves_what_it_should_and_is_not_overwritten(tmp_path: Path) -> N
     written = msgspec.json.decode((out / "result.json").read_bytes(), type=Result)
     assert written == outcome.result
     assert json.loads((out / "result.json").read_text())["lambda"]["rule"] == "gcv"
-    entries, head = read_transcript(out / "transcript")
-    assert head == outcome.model.transcript
+    entries = list(read_transcript(out / "transcript"))
+    assert entries[-1].head == outcome.model.transcript
     assert {entry.session for entry in entries} == {entry.session for entry in entries if entry.phase == "reveal"}
     loaded = Model.load(out / "model.safetensors")
     assert np.array_equal(loaded.head.weights, outcome.model.head.weights)

@@ -25,8 +25,7 @@ from scipy import stats
 
 from fedopal_secure.core.codec import encode
 from fedopal_secure.core.errors import FedopalError, PolicyRefusal
-from fedopal_secure.core.identity import SigningKey
-from fedopal_secure.core.messages import Context, context_hash
+from fedopal_secure.core.messages import Context, Proposal, context_hash
 from fedopal_secure.core.params import PROTOCOL as PROTOCOL_NAME
 from fedopal_secure.core.params import Segment, SessionParams, Task, check_params
 from fedopal_secure.core.ring import from_wire, to_wire
@@ -189,7 +188,7 @@ def summed(params: SessionParams, payloads: list[bytes]) -> np.ndarray:
     """The sum that a server makes of clients' payloads."""
     names = [bytes([i]) * 32 for i in range(len(payloads))]
     params = msgspec.structs.replace(params, clients=max(3, len(payloads)), min_survivors=3)
-    server = PlainServer(params, tuple(names), SigningKey(bytes(32)))
+    server = PlainServer(Proposal(params), tuple(names))
     context = Context(server.session, b"", b"", (), b"")
     server.request("upload", context)
     for name, payload in zip(names, payloads, strict=True):
