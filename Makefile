@@ -2,11 +2,11 @@
 PYTHON ?= python3
 WORKERS ?= 2
 CHECKED := fedopal_secure/core fedopal_secure/encoding fedopal_secure/statistics fedopal_secure/solver \
-	fedopal_secure/privacy fedopal_secure/he fedopal_secure/audit tools/mutants.py
+	fedopal_secure/privacy fedopal_secure/he fedopal_secure/audit tools/mutants.py tools/sbom.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-torch-free test-exhaustive security-tests mutants vectors coverage bench bench-scale \
-	bench-privacy bench-protocols bench-vision format constraints clean
+.PHONY: help demo test lint test-torch-free test-exhaustive security-tests audit sbom mutants vectors coverage bench \
+	bench-scale bench-privacy bench-protocols bench-vision format constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -31,6 +31,12 @@ test-exhaustive: .venv/.stamp ## every order of messages and dropouts of four cl
 
 security-tests: .venv/.stamp ## play every attack with and without its defence, and write docs/security-tests.md
 	.venv/bin/python -m pytest -n $(WORKERS) tests/attacks --security-tests=write
+
+audit: .venv/.stamp ## run the tests of every claim, one verdict each, and write docs/claims.md: minutes
+	.venv/bin/fedopal-secure audit claims --write docs/claims.md
+
+sbom: .venv/.stamp ## write dist/sbom.cdx.json: the package and what it runs on, as installed (CycloneDX)
+	.venv/bin/python tools/sbom.py
 
 mutants: .venv/.stamp ## remove each guard of the client in turn; some test must notice: an hour
 	.venv/bin/python tools/mutants.py --workers $(WORKERS)
