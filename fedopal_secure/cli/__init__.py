@@ -6,7 +6,7 @@ import os
 
 import typer
 
-from fedopal_secure.cli import audit, data, he, keys, models, private, simulate, sweep
+from fedopal_secure.cli import audit, data, he, keys, models, private, simulate, sweep, verify
 
 # Before torch is loaded: threads that wait sleep. Spinning, they take the cores from whatever else runs on the machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -43,4 +43,5 @@ app.add_typer(he_app, name="he")
 audit_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What is claimed here, and whether it holds.")
 audit_app.callback()(audit.audit)
 audit_app.command()(audit.claims)
+audit_app.command()(verify.verify)
 app.add_typer(audit_app, name="audit")

@@ -146,7 +146,7 @@ class RoundServer:
         def note(how: str, shown: bytes) -> None:
             self._transcript.record(record.session, how, client.hex(), shown)
 
-        if phase != next(reversed(record.requested)):
+        if phase != next(reversed(record.requested)) or record.result is not None:
             note(LATE, hashlib.sha256(answer).digest())
             return
         try:

@@ -16,8 +16,9 @@ from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.encoding.prompts import prompts_digest
 from fedopal_secure.federation.config import PolicyConfig, PrivacySettings, SimulationConfig
 from fedopal_secure.federation.heads import check_rule
+from fedopal_secure.federation.policies import policy_of
 from fedopal_secure.federation.secure_sum import protocol_named
-from fedopal_secure.federation.vectors import feature_map_name, task_release
+from fedopal_secure.federation.vectors import feature_map_name
 from fedopal_secure.model import Model
 from fedopal_secure.privacy.accounting import affordable_rho, tuning_event
 from fedopal_secure.privacy.calibration import Vector, calibrate, private_tuning
@@ -239,33 +240,12 @@ def make_policy(
             release=task.release,
             protocols=(protocol_named(config.protocol, config.masked),),
         )
-    release = task_release(task)
     if file.identities or file.authority or file.servers or file.public_context:
         raise InputError(
             "the policy names identities or keys, and a simulation makes its own: leave out identities, authority, "
             "servers and public_context to rehearse with it"
         )
-    return Policy(
-        members=members,
-        servers=frozenset({server}),
-        backbone=file.backbone or task.backbone,
-        backbone_hash=task.backbone_hash if file.backbone_hash is None else bytes.fromhex(file.backbone_hash),
-        preprocessing=file.preprocessing or task.preprocessing,
-        classes=file.classes or task.classes,
-        corrupt=file.corrupt,
-        max_images=file.max_images or task.max_images,
-        release=file.release,
-        epsilon=file.epsilon or (release.epsilon if release and file.release else 0.0),
-        delta=file.delta or (release.delta if release and file.release else 0.0),
-        prompt_modes=frozenset(file.prompt_modes or (task.prompt_mode,)),
-        min_survivors=file.min_survivors,
-        min_contributors=file.min_contributors,
-        min_threshold=file.min_threshold,
-        prompt_radius=file.prompt_radius,
-        sessions=file.sessions,
-        protocols=frozenset(file.protocols),
-        public_context=public_context,
-    )
+    return policy_of(file, task, members, frozenset({server}), public_context)
 
 
 def resolved(config: SimulationConfig, task: Task, backbone: Backbone) -> SimulationConfig:

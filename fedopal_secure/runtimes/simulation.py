@@ -23,6 +23,7 @@ from fedopal_secure.encoding.prompts import initial_prompts
 from fedopal_secure.federation.client import Report
 from fedopal_secure.federation.config import PolicyConfig, SimulationConfig, dump_toml
 from fedopal_secure.federation.heads import check_ridge
+from fedopal_secure.federation.policies import file_of
 from fedopal_secure.federation.private_data import PrivateData
 from fedopal_secure.federation.secure_sum import OPEN, PHASES, Participant, protocol_named
 from fedopal_secure.federation.server import Proposal, RoundServer
@@ -136,7 +137,8 @@ class Simulation:
         )
 
     def run(self, out: Path | None = None, report: Report = quiet, tuned: TunedPrompts | None = None) -> Outcome:
-        """Run the round; with `out`, leave config.toml, result.json, model.safetensors and transcript/ there.
+        """Run the round; with `out`, leave config.toml, trust.toml, result.json, model.safetensors and
+        transcript/ there.
 
         `tuned` are prompts of an earlier simulation that differs in its mode only, so that nobody tunes them again.
         Raises InputError if `out` holds a run already, OSError if it cannot be written, and the protocol's errors if
@@ -175,6 +177,9 @@ class Simulation:
         (out / "config.toml").write_text(dump_toml(resolved), encoding="utf-8")
         if self._policy_file is not None:
             (out / "policy.toml").write_text(dump_toml(self._policy_file), encoding="utf-8")
+        identities = {name: key.identity for name, key in self.keys.items()}
+        trust = file_of(self.policy, identities, {"server": self.server_key.identity})
+        (out / "trust.toml").write_text(dump_toml(trust), encoding="utf-8")
 
     def _server(self, transcript: Transcript, timings: Timings) -> RoundServer:
         config = self.config
