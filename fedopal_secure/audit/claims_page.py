@@ -71,14 +71,14 @@ def table(page: Path, root: Path, judgements: Sequence[Judgement]) -> str:
         # No backticks around ids: those are for assumptions.
         files = dict.fromkeys(path_of(name) for name in (*claim.tests, *claim.control))
         places = [link(Path(file).name, file) for file in files] + ([claim.reference] if claim.reference else [])
-        found = [f"**{judgement.verdict}**", *judgement.reasons] if judgement.verdict != "holds" else ["holds"]
+        found = "holds" if judgement.verdict == "holds" else f"**{judgement.verdict}**: {'; '.join(judgement.reasons)}"
         cells = (
             claim.id,
             claim.sentence,
             link(claim.who, f"{PAGES}/{claim.adversary}.md"),
             ", ".join(f"`{name}`" for name in claim.assumptions) or "nothing",
             f"{evidence_words(judgement)} ({', '.join(places)})" if places else evidence_words(judgement),
-            "; ".join(found),
+            found,
         )
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"

@@ -31,7 +31,7 @@ def claim(root, name, tests):
 id = "{name}"
 sentence = "A cheating server does not open {name}."
 adversary = "cheating_server"
-assumptions = ["KEY-KEPT"]
+assumptions = ["KEPT"]
 evidence = "attack"
 tests = {json.dumps(tests)}
 control = ["tests/test_lock.py::test_control"]
@@ -44,7 +44,7 @@ reviewed = "{code_hash(root, ["lock.py"])}"
 def grow(root):
     (root / "threat_models").mkdir()
     (root / "tests").mkdir()
-    (root / "threat_models" / "assumptions.toml").write_text('[KEY-KEPT]\nstatement = "The key is kept."\n')
+    (root / "threat_models" / "assumptions.toml").write_text('[KEPT]\nstatement = "The key is kept."\n')
     (root / "threat_models" / "cheating_server.md").write_text("# The cheating server\n")
     (root / "lock.py").write_text(CODE)
     (root / "tests" / "test_lock.py").write_text(TESTS)
@@ -220,7 +220,7 @@ def test_the_json_has_the_claim_and_what_was_found(root):
             "id": "LOCK",
             "sentence": "A cheating server does not open LOCK.",
             "adversary": "cheating_server",
-            "assumptions": ["KEY-KEPT"],
+            "assumptions": ["KEPT"],
             "evidence": "attack",
             "tests": [{"name": "tests/test_lock.py::test_defended", "outcome": "passed", "tests": 1, "reason": ""}],
             "control": [{"name": "tests/test_lock.py::test_control", "outcome": "passed", "tests": 1, "reason": ""}],
@@ -309,11 +309,11 @@ def test_the_page_keeps_what_stands_around_its_table(root):
         "1 claims: holds 1, fails 0, unevidenced 0, stale 0.\n\n"
         "| claim | what it says | against | it rests on | evidence | found |\n|---|---|---|---|---|---|\n"
         "| LOCK | A cheating server does not open LOCK. | [cheating server](../threat_models/cheating_server.md) | "
-        "`KEY-KEPT` | attack: 1 test, 1 control ([test_lock.py](../tests/test_lock.py)) | holds |\n"
+        "`KEPT` | attack: 1 test, 1 control ([test_lock.py](../tests/test_lock.py)) | holds |\n"
     )
     (root / "lock.py").write_text(CODE + "\n")
     run(root, "--write", "docs/claims.md")
-    assert "| **stale**; changed since it was reviewed: lock.py |" in page.read_text()
+    assert "| **stale**: changed since it was reviewed: lock.py |" in page.read_text()
     assert page.read_text().count(begin) == page.read_text().count(end) == 1
 
 
