@@ -31,6 +31,7 @@ from fedopal_secure.core.messages import (
     View,
 )
 from fedopal_secure.core.params import SessionParams, session_id
+from fedopal_secure.core.recovery import unmask
 from fedopal_secure.core.ring import U64, Ring, from_wire, reduce_to_width
 from fedopal_secure.core.shamir import Recovery
 from fedopal_secure.core.states import ParentView
@@ -258,6 +259,21 @@ class CheatingServer:
             stream = masks.pair_key(shared, (victim, keys[victim]), (peer, keys[peer]), binding)
             masks.apply_stream(ring, vector, stream, -masks.pair_sign(victim, peer))
         return vector if params.modulus else reduce_to_width(vector, params.segments)
+
+    def sum_over(self, survivors: Collection[bytes]) -> U64 | None:
+        """The sum over these clients, if what was revealed takes off their masks with everyone who is none of them."""
+        params = self.federation.params
+        ring, total = Ring(params.modulus), np.zeros(params.length, dtype=np.uint64)
+        for client in survivors:
+            ring.add_into(total, from_wire(self.uploads[client].payload, params.segments))
+        seeds = {client: self.rebuild(client, SEED) for client in survivors}
+        secrets = {client: self.rebuild(client, KEY) for client in self.shares if client not in survivors}
+        if None in (*seeds.values(), *secrets.values()):
+            return None
+        header = self.uploads[next(iter(survivors))].header
+        keys = {client: advert.mask_key for client, advert in self.adverts.items()}
+        binding = masks.Binding(header.session, header.roster, header.context)
+        return unmask(total, params, seeds, secrets, lambda _: survivors, keys, binding)
 
     def outcome(self, victim: bytes) -> Outcome:
         """Whether the victim's vector came out; otherwise who refused, the victim first."""

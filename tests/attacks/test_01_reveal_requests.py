@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -327,6 +327,42 @@ def test_a_second_answer_by_the_same_process_meets_two_defences(removed: Mapping
         server.reveal()
         second_view(server, server.ids[0])
         outcome = server.outcome(server.ids[0])
+    assert outcome.won == (len(removed) == 2)
+    assert told in outcome.told
+
+
+OWN_VIEW = "core.checks.request_is_for_own_view"
+
+
+def named_for_another_view() -> Outcome:
+    """Everyone attests its own view, and is shown what all attested, in a request that names none of these views."""
+    federation = make(7, 1)
+    server = prepared(federation, corrupt=federation.ids[-1:])
+    victim = server.honest[0]
+    views = server.own_views(victim)
+    for client, view in views.items():
+        server.attest([client], view)
+    for client, view in views.items():
+        request = server.request(view, attestations=of_other_views(server, view, client))
+        server.reveal([client], msgspec.structs.replace(request, view=bytes(32)))
+    return server.outcome(victim)
+
+
+@pytest.mark.parametrize(
+    ("removed", "told"),
+    [
+        ((), "the request is for another view than the one we signed"),
+        ((SIGNED,), "the request is for another view than the one we signed"),
+        ((OWN_VIEW,), "did not sign the view that we signed"),
+        ((OWN_VIEW, SIGNED), "the victim's vector"),
+    ],
+)
+def test_a_request_about_another_view_meets_two_defences(removed: Sequence[str], told: str) -> None:
+    """What the request says of itself is compared first; nothing rests on it, as the signatures are compared too."""
+    with contextlib.ExitStack() as stack:
+        for name in removed:
+            stack.enter_context(mock.patch(f"fedopal_secure.{name}", nothing))
+        outcome = named_for_another_view()
     assert outcome.won == (len(removed) == 2)
     assert told in outcome.told
 

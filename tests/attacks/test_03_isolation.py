@@ -45,6 +45,11 @@ def rewritten(server: CheatingServer, view: View, victim: bytes) -> View:
     return msgspec.structs.replace(view, survivors=tuple(headers))
 
 
+def of_the_victim(server: CheatingServer, view: View, victim: bytes) -> View:
+    """The view names the set of sharers that the victim was told of."""
+    return msgspec.structs.replace(view, sharers=server.uploads[victim].header.sharers)
+
+
 def isolated(neighbours: int, change: Callable[[CheatingServer, View, bytes], View]) -> Callable[[], Outcome]:
     """The victim is told that only these shared, everyone else that all did; then these do not upload."""
 
@@ -218,5 +223,27 @@ def test_fewer_sharers_than_the_threshold_meet_two_defences(removed: Sequence[st
         for name in removed:
             stack.enter_context(mock.patch(name, nothing))
         outcome = isolated(1, as_it_is)()
+    assert outcome.won == (len(removed) == 2)
+    assert told in outcome.told
+
+
+VIEW_OURS = "fedopal_secure.core.checks.view_is_ours"
+
+
+@pytest.mark.parametrize(
+    ("removed", "told"),
+    [
+        ((), "the view is of another session, roster, set of sharers or context"),
+        ((MATCH,), "the view is of another session, roster, set of sharers or context"),
+        ((VIEW_OURS,), "uploaded under another roster, set of sharers or context"),
+        ((VIEW_OURS, MATCH), "the victim's vector"),
+    ],
+)
+def test_a_view_of_other_sharers_meets_two_defences(removed: Sequence[str], told: str) -> None:
+    """The others are shown a view that fits the isolated victim's header; it fits neither them nor their headers."""
+    with contextlib.ExitStack() as stack:
+        for name in removed:
+            stack.enter_context(mock.patch(name, nothing))
+        outcome = isolated(3, of_the_victim)()
     assert outcome.won == (len(removed) == 2)
     assert told in outcome.told

@@ -8,8 +8,9 @@ victim's column, or a refusal before any statistic is uploaded.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -19,13 +20,14 @@ import pytest
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from fedopal_secure.core import checks
-from fedopal_secure.core.census import Census, Opening
+from fedopal_secure.core import checks, server
+from fedopal_secure.core.census import Census, Opening, recheck
 from fedopal_secure.core.codec import encode
-from fedopal_secure.core.errors import SessionAborted
-from fedopal_secure.core.messages import Context
+from fedopal_secure.core.errors import ServerFault, SessionAborted
+from fedopal_secure.core.messages import Context, Relayed, Upload, context_hash, payload_hash, view_hash
 from fedopal_secure.core.params import CENSUS, PROTOCOL, session_id
-from fedopal_secure.core.ring import U64
+from fedopal_secure.core.ring import U64, Ring, from_wire, to_wire
+from fedopal_secure.core.server import ServerState
 from fedopal_secure.encoding.layout import COUNTS, PRESENCE, C, presence_segment, statistics_segments
 from fedopal_secure.encoding.vector import pack, unpack
 from fedopal_secure.federation.config import HeadSettings
@@ -35,17 +37,19 @@ from fedopal_secure.federation.server import Proposal, RoundServer
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.transcript import Transcript
 from fedopal_secure.statistics.sums import accumulate
-from tests.attacks.catalogue import Attack, Outcome, suite, words
-from tests.core.harness import TASK, Federation, Run, make, run, seed
+from tests.attacks.catalogue import Attack, Outcome, always, suite, untyped, words
+from tests.attacks.cheating import SEED, prepared
+from tests.core.harness import PRIMES, TASK, Federation, Member, Run, forge, make, read, run, seed
 
+WON = "the victim's column of C, every entry"
 MINIMUM, VICTIM, RARE = 2, 0, 1  # clients are numbered in the order of their identities
 COUNTED = replace(TASK, min_contributors=MINIMUM)
 
 
-def population(clients: int, corrupt: int) -> Federation:
+def population(clients: int, corrupt: int, modulus: int = 0) -> Federation:
     """Clients that ask for a census, in its session."""
     parts = (presence_segment(len(TASK.classes), clients),)
-    federation = make(clients, corrupt, parts=parts, min_contributors=MINIMUM)
+    federation = make(clients, corrupt, modulus=modulus, parts=parts, min_contributors=MINIMUM)
     return federation.child(b"", name=CENSUS, task=COUNTED)
 
 
@@ -85,7 +89,7 @@ def judged(federation: Federation, vectors: Mapping[bytes, U64], result: Run) ->
     if result.sum is not None:
         shown = column(federation, result.sum.total)
         won = np.array_equal(shown, column(federation, vectors[victim]))
-        return Outcome(won, "the victim's column of C, every entry" if won else "a column of several clients")
+        return Outcome(won, WON if won else "a column of several clients")
     when = "after its upload, and nobody unmasks it" if result.sent("upload") else "before its upload"
     return Outcome(False, f"the victim refuses {when}: {words(result.refusals[victim])}")
 
@@ -156,6 +160,73 @@ def skipped() -> Outcome:
     return judged(federation, vectors, run(federation, vectors=vectors))
 
 
+# A dealer whose message the others never saw. It is a sharer all the same, so they mask with it; then it drops out.
+# They do not know that its masking key belongs into the opening: its masks stay on the sum, and noise reads as many.
+
+
+def with_one_twice(dealers: Sequence[Relayed]) -> tuple[Relayed, ...]:
+    """As many dealers as there are sharers."""
+    return (dealers[0], *dealers)
+
+
+def withheld(shown: Callable[[Sequence[Relayed]], Sequence[Relayed]]) -> Callable[[], Outcome]:
+    """All others are shown what `shown` makes of the other dealers."""
+
+    def play() -> Outcome:
+        first = population(6, 1)
+        server = prepared(first, "share", vectors=present(first, {VICTIM: 1}))
+        gone = server.ids[4]
+        others = [client for client in server.ids if client != gone]
+        server.hold([gone])
+        for client in others:
+            relay = server.relay(client)
+            known = [dealt for dealt in relay.dealers if dealt.message.sender != gone]
+            server.ask(client, "hold", encode(replace(relay, dealers=tuple(shown(known)))))
+        server.upload(others)
+        if server.refused:
+            return server.refusal(server.ids[VICTIM])
+        server.attest()
+        server.reveal()
+        seeds = [server.rebuild(client, SEED) or b"" for client in others]
+        opening = Opening(server.session, tuple(server.uploads[c].payload for c in others), tuple(seeds), ())
+        then = statistics_of(first, server.session)
+        context = Context(
+            session_id(then.params), server.session, view_hash(server.view()), tuple(others), encode(opening)
+        )
+        parents = {client: member.state.view for client, member in server.members.items()}
+        vectors = held(then, (VICTIM,))
+        return judged(then, vectors, run(then, vectors=vectors, parents=parents, context=context, late=[gone]))
+
+    return play
+
+
+# An upload whose entries have another form than the residue that they stand for, modulo a prime below 2**61. Numbers of
+# 64 bits then wrap, or do not, as the order in which uploads are added has it.
+
+
+class Unreduced(Member):
+    def upload(self, context: bytes) -> bytes:
+        upload, segments = read(Upload, super().upload(context)), self.federation.params.segments
+        payload = to_wire(from_wire(upload.payload, segments) + np.uint64(7 * PRIMES[1]), segments)
+        self.state.header = forge(self.key, upload.header, payload_hash=payload_hash(payload))
+        return encode(Upload(self.state.header, payload))
+
+
+def no_residue() -> Outcome:
+    """Won if a client counts otherwise than the server, which added the uploads in the order of their arrival."""
+    first = population(6, 1, modulus=PRIMES[1])
+    with mock.patch.object(Ring, "contains", always(True)):  # the server's own rule, and the cheat's, are no defence
+        counted = run(first, vectors=present(first, {VICTIM: 1}), kinds={first.ids[2]: Unreduced})
+    if counted.sum is None:
+        raise RuntimeError("the census itself failed")
+    try:
+        found = recheck(counted.members[first.ids[VICTIM]].state.view.witness, encode(counted.sum.opening))
+    except ServerFault as error:
+        return Outcome(False, f"the victim refuses: {words(error)}")
+    told = "contributors by the server's sum are not those that its clients find in the opening"
+    return Outcome(found.contributors != tuple(counted.sum.total.tolist()), told)
+
+
 allows = checks.census_allows
 
 
@@ -216,6 +287,38 @@ test_defended, test_control = suite(
         "2 may be corrupt",
         trusting_everyone,
     ),
+    Attack(
+        11,
+        "a dealer withheld from the others, who then drops out of the census",
+        GOAL,
+        withheld(tuple),
+        "core.checks.relay_is_complete",
+        "leaves out the message of someone who shared",
+    ),
+    Attack(
+        11,
+        "a dealer withheld, with another one twice in its place",
+        GOAL,
+        withheld(with_one_twice),
+        "core.checks.dealers_are_sharers",
+        "repeats a dealer",
+    ),
+    Attack(
+        11,
+        "an upload in the opening that is no residue",
+        "two counts of one census",
+        no_residue,
+        "core.checks.opening_shows_residues",
+        "not residues",
+    ),
+    Attack(
+        11,
+        "an opening without one of its seeds",
+        "clients that stop and name nobody",
+        untyped(Counted(lie=lambda opening: replace(opening, seeds=opening.seeds[:-1]))),
+        "core.checks.opening_fits",
+        "is not of the view that was attested",
+    ),
     Attack(11, "no census although clients ask for one", GOAL, skipped, "core.client.check_proposal", FEW),
 )
 
@@ -235,7 +338,26 @@ def test_a_class_with_enough_contributors_is_summed() -> None:
 # Where more than one defence stands in the way.
 
 
-def test_the_opening_of_another_census_meets_three_defences(monkeypatch: pytest.MonkeyPatch) -> None:
+CHECKS = "fedopal_secure.core.checks"
+FITS, PAYLOADS, SEEDS = (
+    f"{CHECKS}.opening_{rule}" for rule in ("fits", "payloads_are_signed", "seeds_are_the_dealers")
+)
+
+
+@pytest.mark.parametrize(
+    ("removed", "replayed", "renamed"),
+    [
+        ((), "is not of the view", "another upload"),
+        ((PAYLOADS, SEEDS), "is not of the view", WON),
+        ((FITS,), "another upload", "another upload"),
+        ((FITS, SEEDS), "another upload", "another upload"),
+        ((FITS, PAYLOADS), "did not commit to", "did not commit to"),
+        ((FITS, PAYLOADS, SEEDS), WON, WON),
+    ],
+)
+def test_the_opening_of_another_census_meets_three_defences(
+    removed: Sequence[str], replayed: str, renamed: str
+) -> None:
     """One in which the class had enough contributors, with its session or with ours written on it."""
     other = population(6, 1)
     other = dataclasses.replace(other, params=replace(other.params, nonce=seed("yesterday")))
@@ -243,13 +365,11 @@ def test_the_opening_of_another_census_meets_three_defences(monkeypatch: pytest.
     assert before.sum is not None
     assert before.sum.opening is not None
     theirs = before.sum.opening
-    replayed, renamed = Counted(lie=lambda _: theirs), Counted(lie=lambda own: replace(theirs, session=own.session))
-    assert "is not of the view" in replayed().told
-    assert "another upload" in renamed().told
-    monkeypatch.setattr(checks, "opening_fits", lambda *_: None)
-    assert "another upload" in replayed().told
-    monkeypatch.setattr(checks, "opening_payloads_are_signed", lambda *_: None)
-    assert "did not commit to" in replayed().told
+    with contextlib.ExitStack() as stack:
+        for name in removed:
+            stack.enter_context(mock.patch(name))
+        assert replayed in Counted(lie=lambda _: theirs)().told
+        assert renamed in Counted(lie=lambda own: replace(theirs, session=own.session))().told
 
 
 def test_a_census_that_never_was_meets_two_defences() -> None:
@@ -263,6 +383,42 @@ def test_a_census_that_never_was_meets_two_defences() -> None:
     assert "no census was taken" in told
     with mock.patch.object(checks, "context_shows_own_parent_view"), mock.patch.object(checks, "census_allows"):
         assert judged(then, vectors, run(then, vectors=vectors, context=context)).won
+
+
+CONTEXT, COUNTED_ALL, SURVIVORS = (
+    f"{CHECKS}.{rule}" for rule in ("context_is_ours", "census_allows", "survivors_are_the_parents")
+)
+
+
+@pytest.mark.parametrize(
+    ("removed", "told"),
+    [
+        ((), "continues another session than the parameters say"),
+        ((COUNTED_ALL, SURVIVORS), "continues another session than the parameters say"),
+        ((CONTEXT,), "no census was taken"),
+        ((CONTEXT, SURVIVORS), "no census was taken"),
+        ((CONTEXT, COUNTED_ALL), "a survivor was not one of the parent session"),
+        ((CONTEXT, COUNTED_ALL, SURVIVORS), WON),
+    ],
+)
+def test_a_context_without_the_parent_of_the_parameters_meets_three_defences(removed: Sequence[str], told: str) -> None:
+    """The parameters name a census that never was, as they must name one, and the context says that there is none."""
+    then = statistics_of(population(6, 1), seed("never was"))
+    vectors = held(then, (VICTIM,))
+    context = Context(session_id(then.params), b"", b"", (), b"")
+    opened = server.open_uploads
+
+    def careless(state: ServerState, told: Context) -> tuple[ServerState, bytes]:
+        """An honest server would not send such a context, nor take an upload under it."""
+        following, _ = opened(state, replace(told, parent=then.params.parent, parent_survivors=then.ids))
+        following.records.context = context_hash(told)
+        return following, encode(told)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(server, "open_uploads", careless))
+        for name in removed:
+            stack.enter_context(mock.patch(name))
+        assert told in judged(then, vectors, run(then, vectors=vectors, context=context)).told
 
 
 def test_an_honest_server_stops_before_statistics() -> None:
