@@ -60,11 +60,12 @@ class Prelude:
         self.context: tuple[int, bytes] | None = None
         self.senders: set[bytes] = set()
         self.count, self.head = 0, ""
+        self.broken: BrokenTranscript | None = None
         try:
             for entry in entries:
                 self._add(entry)
-        except BrokenTranscript:
-            self.head = ""
+        except BrokenTranscript as broken:
+            self.head, self.broken = "", broken
 
     def _add(self, entry: Entry) -> None:
         self.count, self.head = self.count + 1, entry.head

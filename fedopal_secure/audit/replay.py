@@ -227,6 +227,8 @@ class Replay:
         require(name == STATISTICS_SESSION, "releases a model before the last session")
         summed, task = self._finish(name), self.sums.task
         release = decode(Release, entry.body, Wrong)
+        require(release.session == summed.session, "releases the model of another session")
+        require(release.rule == "fixed" or release.value == 0, "gives a lambda to a rule that finds its own")
         try:
             model = Model.from_bytes(release.model, "the model in it")
             facts = {"rule": release.rule, "value": release.value, "intercept": release.intercept}

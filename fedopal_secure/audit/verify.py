@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fedopal_secure.audit.opening import Prelude, Wrong, client, read_opening
+from fedopal_secure.audit.opening import Opening, Prelude, Wrong, client, read_opening
 from fedopal_secure.audit.replay import Replay
 from fedopal_secure.core.errors import InputError
 from fedopal_secure.core.params import ENCRYPTED, MASKED
@@ -94,7 +94,7 @@ def verify(run: Path, trust: PolicyConfig, report: Callable[[int, int], None] | 
     trusted = signed is not None and _is_trusted(signed, prelude.head, trust)
     replay, finding = None, None
     try:
-        replay = Replay(read_opening(prelude, trust))
+        replay = Replay(_opening(prelude, trust))
         for entry in read_transcript(folder):
             try:
                 replay.step(entry)
@@ -121,6 +121,15 @@ def verify(run: Path, trust: PolicyConfig, report: Callable[[int, int], None] | 
         noted=() if replay is None else _noted(replay),
         unchecked=() if replay is None else _unchecked(replay, run / "model.safetensors"),
     )
+
+
+def _opening(prelude: Prelude, trust: PolicyConfig) -> Opening:
+    try:
+        return read_opening(prelude, trust)
+    except Wrong as wrong:
+        if wrong.number is None and prelude.broken is not None:  # what is missing may come after the break
+            raise prelude.broken from None
+        raise
 
 
 def _is_trusted(signed: SignedHead, head: str, trust: PolicyConfig) -> bool:

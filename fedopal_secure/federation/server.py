@@ -201,7 +201,8 @@ class RoundServer:
             statistics = self.statistics()
             model = make_model(task, statistics, len(summed.survivors), head, prompts, proposal.public_map)
         noisy = b"" if _central(task) is None else pack_noisy(statistics)
-        last = Release(summed.session, head.rule, head.value, head.intercept, noisy, model.to_bytes())
+        value = head.value if head.rule == "fixed" else 0.0
+        last = Release(summed.session, head.rule, value, head.intercept, noisy, model.to_bytes())
         self._transcript.record(summed.session, RELEASE, SERVER, encode(last))
         signed = model.signed(self._key, self._transcript.head)
         self._transcript.sign(signed)

@@ -1,0 +1,515 @@
+"""`audit verify`: honest rounds of every kind pass, and whatever is changed in one is found, at its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from fedopal_secure.audit import replay as replay_module
+from fedopal_secure.audit import verify as verify_module
+from fedopal_secure.audit.verify import KEEPER, Finding, Verification
+from fedopal_secure.core import client as client_module
+from fedopal_secure.core import messages, recovery
+from fedopal_secure.core.codec import decode, encode
+from fedopal_secure.core.errors import InputError
+from fedopal_secure.core.identity import SigningKey
+from fedopal_secure.federation.release import Release
+from fedopal_secure.federation.server import RoundServer
+from fedopal_secure.federation.transcript import Entry
+from fedopal_secure.he.messages import OpenedTotal, OpenRequest, PublicContext, SignedUpload
+from fedopal_secure.model import Model
+from tests.audit.rounds import Entries, Round, mutations, rewritten, run_round
+
+STRANGER = SigningKey(b"s" * 32)
+PHASES = ("advertise", "share", "hold", "upload", "attest", "reveal")
+
+# A round with every message of secagg/v1: a census, prompts, statistics, and dropouts in between.
+WHOLE: dict[str, Any] = {
+    "clients": 6,
+    "corrupt": 0,
+    "alpha": 10.0,
+    "min_contributors": 1,
+    "prompts": {"mode": "two-phase", "tokens": 2, "tuning": {"epochs": 1}},
+    "drop": ("prompts.upload:1", "statistics.upload:1"),
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "local prompts": {"prompts": {"mode": "local", "tokens": 2, "tuning": {"epochs": 0}}},
+    "plain": {"protocol": "plain"},
+    "bfv": {"protocol": "bfv"},
+    "bfv masked": {"protocol": "bfv", "masked": True, "drop": ("upload:1",)},
+    "ckks": {"protocol": "ckks"},
+    "sparse": {"clients": 300, "corrupt": 1, "train_limit": 900, "degree": 40, "alpha": 1000.0},
+    "distributed noise": {"privacy": {"epsilon": 4.0}},
+    "central noise": {"privacy": {"epsilon": 4.0, "mode": "central"}},
+    "local noise": {"privacy": {"epsilon": 4.0, "mode": "local"}},
+    "fixed lambda": {"head": {"rule": "fixed", "value": 0.5}},
+    "no intercept": {"head": {"intercept": False}},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Round:
+    return run_round(tmp_path_factory.mktemp("whole") / "run", **WHOLE)
+
+
+@pytest.fixture(scope="module")
+def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Round:
+    pytest.importorskip("tenseal", reason="TenSEAL is not installed")
+    return run_round(tmp_path_factory.mktemp("encrypted") / "run", **KINDS["bfv"])
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Round:
+    pytest.importorskip("tenseal", reason="TenSEAL is not installed")
+    return run_round(tmp_path_factory.mktemp("masked") / "run", **KINDS["bfv masked"])
+
+
+# Honest rounds.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_honest_round_is_ok(kind: str, tmp_path: Path) -> None:
+    if "bfv" in kind or kind == "ckks":
+        pytest.importorskip("tenseal", reason="TenSEAL is not installed")
+    found = run_round(tmp_path / "run", **KINDS[kind]).verify()
+    assert (found.ok, found.finding, found.difference) == (True, None, 0.0)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_round_with_a_dropout_in_any_phase_is_ok(phase: str, tmp_path: Path) -> None:
+    played = run_round(tmp_path / "run", clients=7, corrupt=0, drop=(f"{phase}:1",))
+    found = played.verify()
+    assert found.ok
+    gone = set(played.simulation.by_identity) - {bytes.fromhex(one) for one in found.sessions[0].survivors}
+    assert len(gone) == (0 if phase in ("attest", "reveal") else 1)
+
+
+def test_a_whole_round_is_ok_and_says_what_it_summed(whole: Round) -> None:
+    found = whole.verify()
+    assert found.ok
+    assert [session.name for session in found.sessions] == ["census", "prompts", "statistics"]
+    assert [len(session.survivors) for session in found.sessions] == [6, 5, 4]
+    assert found.model == Model.load(whole.folder / "model.safetensors").digest().hex()
+    assert any("sealed shares" in line for line in found.unchecked)
+
+
+def test_the_transcript_alone_is_enough(whole: Round, tmp_path: Path) -> None:
+    shutil.copytree(whole.folder / "transcript", tmp_path / "elsewhere")
+    found = verify_module.verify(tmp_path / "elsewhere", whole.trust)
+    assert found.ok
+    assert any("the file of the model" in line for line in found.unchecked)
+
+
+def test_late_and_refused_answers_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    receive = RoundServer.receive
+
+    def twice(server: RoundServer, session: str, phase: str, client: bytes, answer: bytes) -> None:
+        receive(server, session, phase, client, answer)
+        if phase == "advertise":
+            receive(server, session, phase, client, answer)
+        if phase == "share":
+            receive(server, session, "advertise", client, answer)
+
+    monkeypatch.setattr(RoundServer, "receive", twice)
+    found = run_round(tmp_path / "run").verify()
+    assert found.ok
+    assert "5 answers that were refused: of each the transcript has the hash" in found.unchecked
+    assert "5 answers that were late: of each the transcript has the hash" in found.unchecked
+
+
+# Changed bytes, with nothing else made to fit.
+
+
+def test_one_flipped_byte_anywhere_is_found(whole: Round, tmp_path: Path) -> None:
+    """In every file, at three places each; whoever kept it is to blame."""
+    shutil.copytree(whole.folder, tmp_path / "run")
+    held = Round(whole.simulation, tmp_path / "run")
+    files = sorted(path for path in (tmp_path / "run" / "transcript").rglob("*") if path.is_file())
+    assert len(files) > 80
+    for number, file in enumerate((*files, tmp_path / "run" / "model.safetensors")):
+        content = file.read_bytes()
+        places = (
+            {0, len(content) // 2, len(content) - 2}
+            if number % 9 == 0 or file.suffix != ".bin"
+            else {len(content) // 3}
+        )
+        for place in places:
+            file.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+            found = held.verify()
+            assert found.finding is not None, (file.name, place)
+            assert found.finding.blame == (KEEPER,), (file.name, place, found.finding)
+            if file.suffix == ".bin":
+                assert found.finding.entry == int(file.stem)
+        file.write_bytes(content)
+    assert held.verify().ok
+
+
+# Changed messages in a chain that holds.
+
+
+def first_of(entries: Entries, phase: str, by_server: bool) -> int:
+    return next(e.number for e in entries if e.phase == phase and (e.sender == "server") == by_server)
+
+
+SECAGG = [
+    ("advertise", True, messages.Proposal),
+    ("advertise", False, messages.Advert),
+    ("share", True, messages.Roster),
+    ("share", False, messages.ShareMessage),
+    ("upload", True, messages.Context),
+    ("upload", False, messages.Upload),
+    ("attest", True, messages.View),
+    ("attest", False, messages.Attestation),
+    ("reveal", True, messages.RevealRequest),
+    ("reveal", False, messages.Reveal),
+    ("release", True, Release),
+]
+
+
+# Of an encrypted session: signed by nobody there, but repeated (a certificate) or signed by the next message (a total).
+SEEN_LATER = ("certificate", "total")
+
+
+def with_body(entries: Entries, number: int, body: bytes) -> Entries:
+    """The entries with another body in one of them."""
+    return [dataclasses.replace(entry, body=body) if entry.number == number else entry for entry in entries]
+
+
+def check_every_field(played: Round, kind: Any, number: int, folder: Path) -> int:
+    """Change each field of a message in turn; the server signs what comes of it, or (the first time) nobody does."""
+    entries, tried = played.entries(), 0
+    for tried, (where, other) in enumerate(mutations(decode(kind, entries[number].body, InputError)), 1):
+        changed = with_body(entries, number, encode(other))
+        for key, party in ((played.simulation.server_key, "server"), (None, KEEPER))[: 2 if tried == 1 else 1]:
+            found = rewritten(played, changed, folder, key).verify()
+            assert found.finding is not None, where
+            assert found.finding.blame == (party,), (where, found.finding)
+            later = where in SEEN_LATER and found.finding.entry is not None and found.finding.entry > number
+            assert found.finding.entry == number or later, (where, found.finding)
+            shutil.rmtree(folder)
+    return tried
+
+
+@pytest.mark.parametrize(("phase", "by_server", "kind"), SECAGG, ids=[kind.__name__ for _, _, kind in SECAGG])
+def test_every_field_of_every_message(phase: str, by_server: bool, kind: Any, whole: Round, tmp_path: Path) -> None:
+    number = first_of(whole.entries(), phase, by_server)
+    assert check_every_field(whole, kind, number, tmp_path / "changed") >= 4
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["opening of a census", "summed prompts"])
+def test_what_a_context_carries(number: int, whole: Round, tmp_path: Path) -> None:
+    """The context of the second session holds the opening of the first, that of the third the sum of the second."""
+    contexts = [entry for entry in whole.entries() if entry.phase == "upload" and entry.sender == "server"]
+    context = contexts[number + 1].number
+    assert check_every_field(whole, messages.Context, context, tmp_path / "changed") >= 5
+
+
+@pytest.mark.parametrize(
+    ("phase", "by_server", "kind"),
+    [
+        ("public-context", True, PublicContext),
+        ("join", True, messages.Proposal),
+        ("upload", False, SignedUpload),
+        ("open", True, OpenRequest),
+        ("open", False, OpenedTotal),
+    ],
+)
+def test_every_field_of_an_encrypted_session(
+    phase: str, by_server: bool, kind: Any, encrypted: Round, tmp_path: Path
+) -> None:
+    number = first_of(encrypted.entries(), phase, by_server)
+    assert check_every_field(encrypted, kind, number, tmp_path / "changed") >= 3
+
+
+def test_every_field_of_a_masked_encrypted_upload(masked: Round, tmp_path: Path) -> None:
+    number = first_of(masked.entries(), "upload", by_server=False)
+    assert check_every_field(masked, messages.UploadHeader, number, tmp_path / "changed") == 7
+
+
+# What somebody with the server's key would do.
+
+
+def verify_forged(played: Round, entries: Entries, folder: Path) -> Verification:
+    return rewritten(played, entries, folder, played.simulation.server_key).verify()
+
+
+def test_a_forged_set_of_survivors(whole: Round, tmp_path: Path) -> None:
+    entries = whole.entries()
+    number = first_of(entries, "attest", by_server=True)
+    view = decode(messages.View, entries[number].body, InputError)
+    forged = msgspec.structs.replace(view, survivors=view.survivors[1:])
+    found = verify_forged(whole, with_body(entries, number, encode(forged)), tmp_path / "run")
+    assert found.finding == Finding(number, "is not what the messages before it give: survivors", ("server",))
+
+
+@pytest.mark.parametrize("which", ["exchanged", "taken out", "said twice"])
+@pytest.mark.parametrize("phase", ["advertise", "share", "upload", "attest", "reveal"])
+def test_messages_that_are_moved(which: str, phase: str, whole: Round, tmp_path: Path) -> None:
+    """Exchanged: two clients' bodies. A message less is found where the server's next word does not follow."""
+    entries = whole.entries()
+    number = first_of(entries, phase, by_server=False)
+    entry, after = entries[number], entries[number + 1]
+    if which == "exchanged":
+        entries[number : number + 2] = [
+            dataclasses.replace(entry, body=after.body),
+            dataclasses.replace(after, body=entry.body),
+        ]
+    elif which == "taken out":
+        del entries[number]
+    else:
+        entries.insert(number + 1, entry)
+    found = verify_forged(whole, entries, tmp_path / "run")
+    if (which, phase) == ("taken out", "reveal"):
+        assert found.ok  # one share less than there were, and enough: what the server did not take cannot be known
+        return
+    assert found.finding is not None
+    assert found.finding.blame == ("server",)
+    assert (found.finding.entry or 0) >= number
+
+
+def test_a_request_out_of_order_and_a_message_after_the_end(whole: Round, tmp_path: Path) -> None:
+    entries = whole.entries()
+    share, upload = (first_of(entries, phase, by_server=True) for phase in ("share", "upload"))
+    moved = [*entries[:share], entries[upload], *entries[share:upload], *entries[upload + 1 :]]
+    found = verify_forged(whole, moved, tmp_path / "moved")
+    assert found.finding == Finding(share, "asks for 'upload' out of order", ("server",))
+    found = verify_forged(whole, [*entries, entries[share]], tmp_path / "longer")
+    assert found.finding is not None
+    assert found.finding.entry == len(entries)
+
+
+def test_the_end_cut_off(whole: Round, tmp_path: Path) -> None:
+    found = rewritten(whole, whole.entries()[:-1], tmp_path / "run", None).verify()
+    assert found.finding is not None
+    assert "ends before the release" in found.finding.reason
+    assert found.finding.blame == (KEEPER,)
+
+
+def test_an_invented_client_and_an_invented_session(whole: Round, tmp_path: Path) -> None:
+    entries = whole.entries()
+    number = first_of(entries, "advertise", by_server=False)
+    session = bytes.fromhex(entries[number].session)
+    advert = messages.sign(STRANGER, messages.Advert(session, STRANGER.identity, b"1" * 32, b"2" * 32, b""))
+    invented = dataclasses.replace(entries[number], sender=STRANGER.identity.hex(), body=encode(advert))
+    found = verify_forged(whole, [*entries[:number], invented, *entries[number:]], tmp_path / "client")
+    assert found.finding is not None
+    assert (found.finding.entry, found.finding.blame) == (number, ("server",))
+    assert "is not a member" in found.finding.reason
+    elsewhere = dataclasses.replace(entries[number], session="ab" * 32)
+    found = verify_forged(whole, [*entries[:number], elsewhere, *entries[number + 1 :]], tmp_path / "session")
+    assert found.finding == Finding(number, "is of a session that was never proposed", ("server",))
+
+
+# The model.
+
+
+def release_with(played: Round, tmp_path: Path, model: Model, **changes: object) -> Verification:
+    entries = played.entries()
+    release = decode(Release, entries[-1].body, InputError)
+    forged = msgspec.structs.replace(release, model=model.to_bytes(), **changes)
+    return verify_forged(played, with_body(entries, len(entries) - 1, encode(forged)), tmp_path / "run")
+
+
+def released(played: Round) -> Model:
+    return Model.from_bytes(decode(Release, played.entries()[-1].body, InputError).model, "")
+
+
+def with_head(model: Model, **changes: object) -> Model:
+    return dataclasses.replace(model, head=dataclasses.replace(model.head, **changes))
+
+
+def wrong_lambda(model: Model) -> Model:
+    """The head that another lambda gives (nearly: all weights smaller), said to be the one that was chosen."""
+    return with_head(model, weights=model.head.weights * (1 - 1e-5))
+
+
+def test_a_wrong_lambda(whole: Round, tmp_path: Path) -> None:
+    found = release_with(whole, tmp_path, wrong_lambda(released(whole)))
+    assert found.finding is not None
+    assert found.finding.reason.startswith("has a head that the sums do not give: off by 1e-05")
+    assert found.finding.blame == ("server",)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: with_head(model, ridge=model.head.ridge * 1.01),
+        lambda model: with_head(model, rule="fixed"),
+        lambda model: with_head(model, intercept=model.head.intercept + 1e-3),
+        lambda model: dataclasses.replace(model, prompts=model.prompts + np.float32(1e-3)),
+        lambda model: dataclasses.replace(model, prompts=None),
+        lambda model: dataclasses.replace(model, classes=tuple(reversed(model.classes))),
+        lambda model: dataclasses.replace(model, backbone_hash=bytes(32)),
+        lambda model: dataclasses.replace(model, preprocessing="another"),
+        lambda model: dataclasses.replace(model, grid=dataclasses.replace(model.grid, normalise=False)),
+        lambda model: dataclasses.replace(model, private_prompts=False),
+    ],
+)
+def test_another_model_in_the_release(change: Any, whole: Round, tmp_path: Path) -> None:
+    found = release_with(whole, tmp_path, change(released(whole)))
+    assert found.finding is not None
+    assert (found.finding.entry, found.finding.blame) == (len(whole.entries()) - 1, ("server",))
+
+
+def test_other_settings_of_the_head_than_were_used(whole: Round, tmp_path: Path) -> None:
+    found = release_with(whole, tmp_path, released(whole), rule="fixed", value=0.5)
+    assert found.finding is not None
+    assert found.finding.blame == ("server",)
+
+
+def test_a_replaced_model_file(whole: Round, tmp_path: Path) -> None:
+    """By one that the server never signed, and by one that it signed in another round."""
+    for number, (key, reason) in enumerate(
+        [
+            (None, "nobody signed it"),
+            (STRANGER, "is not by the server"),
+            (whole.simulation.server_key, "is not the one"),
+        ]
+    ):
+        shutil.copytree(whole.folder, tmp_path / str(number))
+        model = wrong_lambda(released(whole))
+        (model if key is None else model.signed(key, "ab" * 32)).save(tmp_path / str(number) / "model.safetensors")
+        found = verify_module.verify(tmp_path / str(number), whole.trust)
+        assert found.finding is not None
+        assert reason in found.finding.reason
+        assert found.finding.blame == (KEEPER,)
+
+
+def test_noise_that_nobody_agreed_to_and_noise_that_is_too_large(whole: Round, tmp_path: Path) -> None:
+    found = release_with(whole, tmp_path, released(whole), noisy=bytes(8))
+    assert found.finding is not None
+    assert "nobody agreed to" in found.finding.reason
+    central = run_round(tmp_path / "central", **KINDS["central noise"])
+    release = decode(Release, central.entries()[-1].body, InputError)
+    numbers = np.frombuffer(release.noisy, "<i8").copy()
+    numbers[-11] += 2**40  # the last entry of C
+    found = release_with(central, tmp_path / "c", released(central), noisy=numbers.tobytes())
+    assert found.finding is not None
+    assert "more than it can be" in found.finding.reason
+    numbers[-11] -= 2**40 - 1000
+    found = release_with(central, tmp_path / "d", released(central), noisy=numbers.tobytes())
+    assert found.finding is not None
+    assert "has a head that the sums do not give" in found.finding.reason
+
+
+# Whom the auditor trusts, and on what terms.
+
+
+def test_another_server_and_other_terms(whole: Round) -> None:
+    for changes, reason in [
+        ({"servers": {"other": STRANGER.identity.hex()}}, "server"),
+        ({"corrupt": 3}, "'corrupt'"),
+        ({"min_survivors": 6}, "'min_survivors'"),
+        ({"min_contributors": 4}, "'min_contributors'"),
+        ({"max_images": 8}, "'max_images'"),
+        ({"classes": ("a", "b")}, "'classes'"),
+        ({"backbone_hash": "ab" * 32}, "'backbone_hash'"),
+        ({"prompt_radius": 1e-9}, "'prompt_radius'"),
+        ({"protocols": ("plain/v1",)}, "'protocols'"),
+        ({"identities": {"other": STRANGER.identity.hex()}}, "is not a member"),
+    ]:
+        found = whole.verify(**changes)
+        assert found.finding is not None, changes
+        assert reason in found.finding.reason, found.finding
+    with pytest.raises(InputError, match="names no server"):
+        whole.verify(servers={})
+
+
+def test_a_head_that_no_trusted_server_signed(whole: Round, tmp_path: Path) -> None:
+    held = rewritten(whole, whole.entries(), tmp_path / "run", STRANGER)
+    found = held.verify()
+    assert found.finding is not None
+    assert "no server that the trust file names" in found.finding.reason
+    assert found.finding.blame == (KEEPER,)
+    (tmp_path / "run" / "transcript" / "head.json").unlink()
+    assert held.verify().finding == found.finding
+
+
+# Faults of clients.
+
+
+def test_a_bad_share_of_a_holder_is_noted(whole: Round, tmp_path: Path) -> None:
+    entries = whole.entries()
+    number = first_of(entries, "reveal", by_server=False)
+    reveal = decode(messages.Reveal, entries[number].body, InputError)
+    bad = bytes([reveal.seed_shares[0][0] ^ 1]) + reveal.seed_shares[0][1:]
+    forged = msgspec.structs.replace(reveal, seed_shares=(bad, *reveal.seed_shares[1:]))
+    own = messages.sign(whole.key_of(entries[number].sender), forged)
+    found = verify_forged(whole, with_body(entries, number, encode(own)), tmp_path / "run")
+    assert found.ok
+    assert [note for note in found.noted if entries[number].sender[:12] in note and "did not commit to" in note]
+
+
+def test_a_dealer_that_committed_to_another_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a server that does not care: the auditor names both."""
+    dealt: list[bytes] = []
+    honest = messages.seed_hash
+
+    def lie(seed: bytes) -> bytes:
+        dealt.append(seed)
+        return honest(seed) if len(dealt) > 1 else honest(bytes(32))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client_module.messages, "seed_hash", lie)
+        patch.setattr(
+            recovery.Rebuilder,
+            "seed",
+            lambda self, message, shown: self._combine(message, recovery.SEED_SHARE, message.seed_commitments, shown),
+        )
+        played = run_round(tmp_path / "run")
+    found = played.verify()
+    assert found.finding is not None
+    assert "do not rebuild the self-mask seed" in found.finding.reason
+    assert len(found.finding.blame) == 2
+    assert found.finding.blame[1] == "server"
+    assert found.finding.blame[0].startswith("client ")
+
+
+# Controls: with a check taken out of the auditor, what it stops gets through.
+
+
+def test_control_an_auditor_that_takes_the_servers_word(
+    whole: Round, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shows a forged list of dropped clients in the request for reveals, and nothing after it depends on that."""
+    entries = whole.entries()
+    number = first_of(entries, "reveal", by_server=True)
+    request = decode(messages.RevealRequest, entries[number].body, InputError)
+    forged = msgspec.structs.replace(request, dropped=request.survivors[:1])
+    changed = with_body(entries, number, encode(forged))
+    assert not verify_forged(whole, changed, tmp_path / "defended").ok
+    ask = replay_module.Replay._ask
+
+    def believe(replay: replay_module.Replay, name: str, entry: Entry) -> bytes:
+        ask(replay, name, entry)
+        return entry.body
+
+    monkeypatch.setattr(replay_module.Replay, "_ask", believe)
+    assert verify_forged(whole, changed, tmp_path / "control").ok
+
+
+def test_control_an_auditor_that_does_not_solve_again(
+    whole: Round, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_module, "_compare", lambda told, made: 0.0)
+    assert release_with(whole, tmp_path, wrong_lambda(released(whole))).ok
+
+
+def test_control_an_auditor_that_asks_for_no_signature(
+    whole: Round, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keeper without the server's key leaves one reveal out, and the chain made again holds."""
+    entries = whole.entries()
+    del entries[first_of(entries, "reveal", by_server=False)]
+    assert not rewritten(whole, entries, tmp_path / "defended", STRANGER).verify().ok
+    (tmp_path / "defended" / "model.safetensors").unlink()
+    monkeypatch.setattr(verify_module, "_is_trusted", lambda signed, head, trust: True)
+    head = tmp_path / "defended" / "transcript" / "head.json"
+    head.write_text(head.read_text().replace(STRANGER.identity.hex(), whole.simulation.server_key.identity.hex()))
+    assert Round(whole.simulation, tmp_path / "defended").verify().ok
