@@ -58,8 +58,9 @@ bench-privacy: .venv/.stamp ## noise beside OpenDP's and beside masking; heads b
 	.venv/bin/python -m benchmarks.private_solvers runs/digits.npz
 	.venv/bin/python -m benchmarks.private_modes
 
-bench-protocols: .venv/.stamp ## plain, masked and encrypted sums beside each other, in one run: under ten minutes
+bench-protocols: .venv/.stamp ## plain, masked and encrypted sums beside each other; audits beside rounds: ten minutes
 	.venv/bin/python -m benchmarks.protocols
+	.venv/bin/python -m benchmarks.verify
 
 bench-vision: .venv/.stamp ## tuning beside a plain loop, statistics beside a Gram, heads beside AFL: half an hour
 	.venv/bin/python -m benchmarks.tuning

@@ -133,10 +133,15 @@ class Model:
         path.write_bytes(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """What `save` writes."""
+        """What `save` writes: the same bytes for equal models."""
         origin = {"transcript": self.transcript, "server": self.server, "signature": self.signature}
         facts = {name: json.dumps(value, ensure_ascii=False) for name, value in (self._facts() | origin).items()}
-        return save({name: np.ascontiguousarray(tensor) for name, tensor in self._tensors().items()}, facts)
+        content = save({name: np.ascontiguousarray(tensor) for name, tensor in self._tensors().items()}, facts)
+        # The library writes metadata in an order that changes from call to call.
+        header, rest = _split(content)
+        text = json.dumps(json.loads(header), sort_keys=True, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text + rest
 
     def _tensors(self) -> dict[str, NDArray[Any]]:
         tensors: dict[str, NDArray[Any]] = {"weights": self.head.weights, "intercept": self.head.intercept}
@@ -176,7 +181,8 @@ class Model:
     def from_bytes(cls, content: bytes, source: str) -> Model:
         """The inverse of `to_bytes`; raises InputError, naming the source, if it is something else."""
         try:
-            facts = {name: json.loads(value) for name, value in _metadata(content).items()}
+            metadata = json.loads(_split(content)[0])["__metadata__"]
+            facts = {name: json.loads(value) for name, value in metadata.items()}
             tensors = load(content)
             if facts["format"] != FORMAT:
                 raise KeyError
@@ -214,11 +220,10 @@ def is_released(server: bytes, transcript: str, digest: bytes, signature: str) -
         return False
 
 
-def _metadata(content: bytes) -> dict[str, str]:
-    """The metadata of a safetensors file: a length in 8 bytes, and so many bytes of JSON; raises ValueError."""
-    size = int.from_bytes(content[:8], "little")
-    metadata: dict[str, str] = json.loads(content[8 : 8 + size])["__metadata__"]
-    return metadata
+def _split(content: bytes) -> tuple[bytes, bytes]:
+    """The header of a safetensors file, which is JSON after its length in 8 bytes, and the tensors."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    return content[8:end], content[end:]
 
 
 def _check(facts: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from fedopal_secure.core.errors import InputError
+from fedopal_secure.core.identity import SigningKey
 from fedopal_secure.encoding.grid import FeatureGrid
 from fedopal_secure.model import Model, evaluate
 from fedopal_secure.solver.ridge import RidgeHead
@@ -87,3 +89,43 @@ def test_evaluation_against_values_worked_by_hand() -> None:
     assert found.auc == 0.75
     assert found.accuracy_top5 is None
     assert evaluate(scores, np.zeros(4, np.int64), ("a", "b")).auc is None
+
+
+def test_equal_models_are_equal_files() -> None:
+    assert len({MODEL.to_bytes() for _ in range(20)}) == 1
+
+
+def test_the_digest_is_of_all_but_where_it_comes_from() -> None:
+    digests = {MODEL.digest()}
+    changes: list[dict[str, object]] = [
+        {"prompts": None},
+        {"prompts": np.zeros((2, 6), np.float32)},
+        {"classes": ("cat", "dog", "other")},
+        {"backbone": "another"},
+        {"backbone_hash": bytes(32)},
+        {"preprocessing": "another"},
+        {"grid": FeatureGrid(4, bits=11)},
+        {"private_prompts": True},
+        {"head": dataclasses.replace(MODEL.head, ridge=1e-4)},
+        {"head": dataclasses.replace(MODEL.head, rule="fixed")},
+        {"head": dataclasses.replace(MODEL.head, weights=MODEL.head.weights + 1)},
+        {"head": dataclasses.replace(MODEL.head, intercept=MODEL.head.intercept + 1)},
+    ]
+    for change in changes:
+        digests.add(dataclasses.replace(MODEL, **change).digest())  # type: ignore[arg-type]
+    assert len(digests) == 1 + len(changes)
+    assert dataclasses.replace(MODEL, transcript="cd" * 32, server="ef" * 32).digest() == MODEL.digest()
+
+
+def test_a_signature_is_on_model_and_transcript(tmp_path: Path) -> None:
+    key, other = SigningKey(b"k" * 32), SigningKey(b"o" * 32)
+    MODEL.signed(key, "ab" * 32).save(tmp_path / "m.safetensors")
+    signed = Model.load(tmp_path / "m.safetensors")
+    signed.check_signed_by(key.identity)
+    with pytest.raises(InputError, match="not by the server"):
+        signed.check_signed_by(other.identity)
+    with pytest.raises(InputError, match="nobody signed it"):
+        MODEL.check_signed_by(key.identity)
+    for changes in ({"transcript": "cd" * 32}, {"backbone": "x"}, {"signature": "zz"}, {"signature": "00" * 64}):
+        with pytest.raises(InputError, match="not the one that"):
+            dataclasses.replace(signed, **changes).check_signed_by(key.identity)  # type: ignore[arg-type]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -15,12 +16,28 @@ from rich.table import Table
 from fedopal_secure.cli.common import DEVICE_HELP, errors, new_console, progress
 from fedopal_secure.core.errors import InputError
 
+if TYPE_CHECKING:
+    from fedopal_secure.model import Model
+
+TRUST_HELP = "Refuse a model that the server with this identity (64 hex digits) did not sign."
+
+
+def _check_trust(model: Model, identity: str | None) -> None:
+    if identity is None:
+        return
+    if re.fullmatch("[0-9a-f]{64}", identity) is None:
+        raise InputError(
+            f"--trust {identity!r}: give the server's identity, 64 hex digits (trust.toml of a run has it)"
+        )
+    model.check_signed_by(bytes.fromhex(identity))
+
 
 def predict(
     model: Annotated[Path, typer.Argument(help="model.safetensors of a run.")],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     image_size: Annotated[int | None, typer.Option(help="Side of the backbone's input, as in the round.")] = None,
     device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
+    trust: Annotated[str | None, typer.Option(metavar="IDENTITY", help=TRUST_HELP)] = None,
 ) -> None:
     """Classify images: CSV with file, label and score on standard output."""
     with errors():
@@ -29,6 +46,7 @@ def predict(
         from fedopal_secure.model import Model
 
         released = Model.load(model)
+        _check_trust(released, trust)
         files = [file for path in images for file in (find_images(path) if path.is_dir() else [path])]
         if not files:
             raise InputError(f"{images[0]} has no images: give image files or a folder of them")
@@ -50,6 +68,7 @@ def evaluate(
     folder: Annotated[str, typer.Argument(help="Labelled images: CLASS/*, test/CLASS/*, FILE.csv, .npz or .tar.")],
     image_size: Annotated[int | None, typer.Option(help="Side of the backbone's input, as in the round.")] = None,
     device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
+    trust: Annotated[str | None, typer.Option(metavar="IDENTITY", help=TRUST_HELP)] = None,
     skip_unreadable: Annotated[bool, typer.Option(help="Skip and count unreadable images.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
@@ -62,6 +81,7 @@ def evaluate(
         from fedopal_secure.model import evaluate as measure
 
         released = Model.load(model)
+        _check_trust(released, trust)
         backbone = released.load_backbone(image_size, device)
         labelled, skipped = load_labelled(
             folder, released.classes, skip_unreadable=skip_unreadable, transform=backbone.preprocess

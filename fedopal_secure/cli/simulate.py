@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -256,3 +257,5 @@ def _print_result(result: Result, out: Path | None) -> None:
         console.print(f"{result.skipped_images} unreadable images were skipped")
     if out is not None:
         console.print(f"the run is in {out}")
+        run, trust = quote(str(out)), quote(str(out / "trust.toml"))
+        console.print(f"check it: fedopal-secure audit verify {run} --trust {trust}", soft_wrap=True)

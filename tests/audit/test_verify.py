@@ -44,7 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "bfv": {"protocol": "bfv"},
     "bfv masked": {"protocol": "bfv", "masked": True, "drop": ("upload:1",)},
     "ckks": {"protocol": "ckks"},
-    "sparse": {"clients": 300, "corrupt": 1, "train_limit": 900, "degree": 40, "alpha": 1000.0},
+    "sparse": {"clients": 257, "corrupt": 0, "train_limit": 520, "degree": 44, "alpha": 1000.0},
     "distributed noise": {"privacy": {"epsilon": 4.0}},
     "central noise": {"privacy": {"epsilon": 4.0, "mode": "central"}},
     "local noise": {"privacy": {"epsilon": 4.0, "mode": "local"}},

@@ -54,6 +54,13 @@ def test_the_sparse_graph_with_a_server_of_its_own(tmp_path):
     assert all(measure["met"] for measure in found["measures"])
 
 
+def test_an_audit_beside_its_round(tmp_path):
+    found = quick("verify", tmp_path)
+    (one,) = found["runs"]
+    assert one["round_seconds"] > one["server_seconds"] > 0
+    assert [measure["met"] for measure in found["measures"]] == [True]
+
+
 def test_noise_beside_the_peer(tmp_path):
     pytest.importorskip("opendp", reason="missing tool: opendp, whose sampler is the peer of this benchmark")
     found = quick("noise", tmp_path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedopal_secure.cli import app
+from fedopal_secure.core.identity import SigningKey
 from fedopal_secure.data.datasets import load_dataset
+from fedopal_secure.model import Model
 
 runner = CliRunner()
 
@@ -43,7 +47,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_help_teaches() -> None:
-    for command in ("demo", "simulate", "privacy", "public-map", "sweep", "predict", "evaluate", "keys"):
+    for command in ("demo", "simulate", "privacy", "public-map", "sweep", "predict", "evaluate", "keys", "audit"):
         assert command in run("--help")
     assert "Dirichlet" in run("simulate", "--help")
 
@@ -83,3 +87,47 @@ def test_keys_new_prints_the_public_key_only(tmp_path: Path) -> None:
     assert "PRIVATE" in (tmp_path / "hospital-a.key").read_text()
     assert run("keys", "show", tmp_path / "hospital-a.key") == line
     assert "PRIVATE" not in line
+
+
+def test_audit_verify_as_text_and_as_json(released: Path, tmp_path: Path) -> None:
+    said = run("audit", "verify", released, "--trust", released / "trust.toml")
+    assert "OK: " in said
+    assert "signed by server" in said
+    assert "not checked" in said
+    found = json.loads(run("audit", "verify", released, "--trust", released / "trust.toml", "--json"))
+    assert found["ok"] is True
+    assert found["head"] == json.loads((released / "result.json").read_text())["transcript"]
+
+    held = tmp_path / "held"
+    shutil.copytree(released, held)
+    message = held / "transcript" / "messages" / "00005.bin"
+    message.write_bytes(message.read_bytes()[:-1] + b"x")
+    result = runner.invoke(app, ["audit", "verify", str(held), "--trust", str(held / "trust.toml")])
+    assert result.exit_code == 3
+    assert "entry 5 is not the one that was recorded" in result.stderr
+    assert "To blame: whoever kept this transcript" in result.stderr
+    result = runner.invoke(app, ["audit", "verify", str(tmp_path), "--trust", str(held / "trust.toml")])
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert "holds no transcript" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_a_model_by_somebody_else_is_refused(command: str, released: Path, images: Path, tmp_path: Path) -> None:
+    model = Model.load(released / "model.safetensors")
+    assert run(command, released / "model.safetensors", images, "--trust", model.server)
+    other = SigningKey(bytes(32))
+    model.signed(other, model.transcript).save(tmp_path / "other.safetensors")
+    scaled = dataclasses.replace(model, head=dataclasses.replace(model.head, weights=model.head.weights * 2))
+    scaled.save(tmp_path / "changed.safetensors")
+    for file, identity, code, reason in [
+        ("other", model.server, 2, f"it names {other.identity.hex()[:12]}"),
+        ("changed", model.server, 2, "is not the one that"),
+        ("other", "abc", 2, "64 hex digits"),
+    ]:
+        arguments = [command, str(tmp_path / f"{file}.safetensors"), str(images), "--trust", identity]
+        result = runner.invoke(app, arguments)
+        assert (result.exit_code, len(result.stderr.splitlines())) == (code, 1)
+        assert reason in result.stderr
+    # Control: whoever does not ask whose it is gets an answer from either.
+    assert run(command, tmp_path / "other.safetensors", images)
+    assert run(command, tmp_path / "changed.safetensors", images)
