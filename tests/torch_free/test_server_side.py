@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedopal_secure.audit.verify import verify
 from fedopal_secure.core.identity import SigningKey
 from fedopal_secure.core.params import Task
 from fedopal_secure.core.policy import Membership, Policy
 from fedopal_secure.encoding.grid import FeatureGrid
 from fedopal_secure.federation.config import HeadSettings
+from fedopal_secure.federation.policies import file_of
 from fedopal_secure.federation.protocols import open_client
 from fedopal_secure.federation.secure_sum import PROTOCOLS, UPLOAD, Participant
 from fedopal_secure.federation.server import Proposal, RoundServer
@@ -130,3 +132,8 @@ def test_a_whole_round_without_torch(protocol: str, tmp_path: Path) -> None:
     entries = list(read_transcript(tmp_path / "transcript"))
     assert entries[-1].head == model.transcript
     assert {entry.phase for entry in entries} == {*server.phases, "release"} - {"hold"}
+
+    trust = file_of(policy, {key.identity.hex()[:4]: key.identity for key in keys}, {"server": server_key.identity})
+    found = verify(tmp_path, trust)
+    assert found.ok
+    assert found.model == model.digest().hex()
