@@ -7,9 +7,10 @@ be computed, the control shows that the client's vector enters a sum under terms
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -17,17 +18,16 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from fedopal_secure.core import masks, messages
-from fedopal_secure.core.errors import FedopalError, PolicyRefusal
+from fedopal_secure.core import messages
+from fedopal_secure.core.errors import PolicyRefusal
 from fedopal_secure.core.graph import Graph
 from fedopal_secure.core.messages import Attestation
 from fedopal_secure.core.params import Segment, SessionParams, Task
 from fedopal_secure.core.policy import Policy, check_proposal
-from fedopal_secure.core.recovery import remove_pair_masks, remove_self_mask
-from fedopal_secure.core.ring import U64, Ring, from_wire, reduce_to_width
+from fedopal_secure.core.ring import reduce_to_width
 from fedopal_secure.core.states import ClientState
-from tests.attacks.catalogue import Attack, Outcome, always, suite
-from tests.attacks.cheating import KEY, SEED, CheatingServer, prepared
+from tests.attacks.catalogue import Attack, Outcome, always, nothing, suite
+from tests.attacks.cheating import CheatingServer, prepared
 from tests.core.harness import TASK, Federation, Member, fork, make
 
 VICTIM = "the victim's vector"
@@ -58,21 +58,6 @@ def proposing(federation: Federation, **changes: Any) -> Federation:
     return dataclasses.replace(federation, params=replace(federation.params, **changes))
 
 
-def total(server: CheatingServer) -> U64:
-    """What an honest server would compute from the reveals: the sum over everyone who uploaded."""
-    params, survivors = server.federation.params, sorted(server.uploads)
-    header = server.uploads[survivors[0]].header
-    ring, binding = Ring(params.modulus), masks.Binding(header.session, header.roster, header.context)
-    keys = {client: advert.mask_key for client, advert in server.adverts.items()}
-    summed = np.zeros(params.length, dtype=np.uint64)
-    for client in survivors:
-        ring.add_into(summed, from_wire(server.uploads[client].payload, params.segments))
-        remove_self_mask(ring, summed, server.rebuild(client, SEED) or bytes(32), client, binding)
-    for gone in server.shares.keys() - server.uploads.keys():
-        remove_pair_masks(ring, summed, server.rebuild(gone, KEY) or bytes(32), gone, survivors, keys, binding)
-    return reduce_to_width(summed, params.segments)
-
-
 # Numbers of corrupt clients, thresholds, cohorts and degrees.
 
 
@@ -101,20 +86,35 @@ def two_views() -> Outcome:
 
 
 def small_cohort(federation: Federation, corrupt: int) -> Outcome:
-    """Only the victim and some corrupt clients are asked to upload; the rest attest and reveal as late clients do.
-
-    The server then removes the masks as an honest one would, and takes away what the corrupt clients contributed.
-    """
+    """Only the victim and some corrupt clients are asked to upload; the rest attest and reveal as late clients do."""
     server = meeting(federation, corrupt, "hold")
+    server.upload([server.ids[0], *sorted(server.corrupt)])
+    return without_the_corrupt(server)
+
+
+def small_roster(federation: Federation, corrupt: int) -> Outcome:
+    """Only the victim and some corrupt clients are in the roster."""
+    colluding = federation.ids[-corrupt:]
+    server = CheatingServer(federation, corrupt=colluding, kinds=dict.fromkeys(colluding, Hoarder))
+    server.advertise([server.ids[0], *colluding])
+    server.share()
+    server.hold()
+    server.upload()
+    return without_the_corrupt(server)
+
+
+def without_the_corrupt(server: CheatingServer) -> Outcome:
+    """The server removes the masks as an honest one would, and takes away what the corrupt clients contributed."""
     victim = server.ids[0]
-    server.upload([victim, *sorted(server.corrupt)])
     if victim not in server.uploads:
         return server.refusal(victim)
     server.attest()
     server.reveal()
     if server.refused:
         return server.refusal(victim)
-    summed, segments = total(server), federation.params.segments
+    summed, segments = server.sum_over(sorted(server.uploads)), server.federation.params.segments
+    if summed is None:
+        return server.refusal(victim)
     for client in server.corrupt:
         summed -= server.members[client].vector
     if np.array_equal(reduce_to_width(summed, segments), reduce_to_width(server.members[victim].vector, segments)):
@@ -161,7 +161,8 @@ def under_other_terms(policy: Mapping[str, Any], params: Mapping[str, Any]) -> C
         for member in server.members.values():
             plain += member.vector
         plain = reduce_to_width(plain, federation.params.segments)
-        return Outcome(np.array_equal(total(server), plain), "the victim's vector is in the sum")
+        found = server.sum_over(server.ids)
+        return Outcome(found is not None and np.array_equal(found, plain), "the victim's vector is in the sum")
 
     return play
 
@@ -258,35 +259,50 @@ test_defended, test_control = suite(
 # Where two defences stand in the way.
 
 
-def test_a_roster_of_the_victim_and_corrupt_clients_meets_two_defences() -> None:
+ROSTER, COHORT = "fedopal_secure.core.client.roster_graph", "fedopal_secure.core.checks.cohort_is_reached"
+PROPOSED = f"fedopal_secure.{PROPOSAL}"
+
+
+@contextlib.contextmanager
+def without(removed: Sequence[str]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for name in removed:
+            stack.enter_context(mock.patch(name, graph_of_any_degree if name == ROSTER else nothing))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("removed", "told"),
+    [
+        ((), "a roster of 3 cannot give a cohort of 4"),
+        ((COHORT,), "a roster of 3 cannot give a cohort of 4"),
+        ((ROSTER,), "3 survivors, and 4 are needed"),
+        ((ROSTER, COHORT), "the victim's vector"),
+    ],
+)
+def test_a_roster_of_the_victim_and_corrupt_clients_meets_two_defences(removed: Sequence[str], told: str) -> None:
     """It cannot give the cohort, and were it let in, the cohort of the view is counted again."""
-    federation = make(6, 2)
-    corrupt = federation.ids[4:]
-
-    def refusal() -> FedopalError:
-        server = CheatingServer(federation, corrupt=corrupt)
-        who = [server.ids[0], *corrupt]
-        server.advertise(who)
-        server.share()
-        server.hold()
-        server.upload()
-        if server.uploads:
-            server.attest()
-        return server.refused[server.ids[0]]
-
-    assert "a roster of 3 cannot give a cohort of 4" in str(refusal())
-    with mock.patch("fedopal_secure.core.client.roster_graph", graph_of_any_degree):
-        assert "3 survivors, and 4 are needed" in str(refusal())
+    with without(removed):
+        outcome = small_roster(make(6, 2), 2)
+    assert outcome.won == (len(removed) == 2)
+    assert told in outcome.told
 
 
-def test_a_proposed_cohort_below_the_least_meets_two_defences() -> None:
+@pytest.mark.parametrize(
+    ("removed", "told"),
+    [
+        ((), "1 survivors proposed; with c = 2 it takes 4 to 6"),
+        ((COHORT,), "1 survivors proposed; with c = 2 it takes 4 to 6"),
+        ((PROPOSED,), "3 survivors, and 4 are needed"),
+        ((PROPOSED, COHORT), "the victim's vector"),
+    ],
+)
+def test_a_proposed_cohort_below_the_least_meets_two_defences(removed: Sequence[str], told: str) -> None:
     """The proposal is refused, and were it not, every client counts with the least cohort all the same."""
-    federation = proposing(make(6, 2), min_survivors=1)
-    assert "'min_survivors'" in small_cohort(federation, 2).told
-    with mock.patch("fedopal_secure.core.client.check_proposal"):
-        outcome = small_cohort(federation, 2)
-    assert not outcome.won
-    assert "3 survivors, and 4 are needed" in outcome.told
+    with without(removed):
+        outcome = small_cohort(proposing(make(6, 2), min_survivors=1), 2)
+    assert outcome.won == (len(removed) == 2)
+    assert told in outcome.told
 
 
 # Refusals by rule that `tests/core/test_policy.py` has not.

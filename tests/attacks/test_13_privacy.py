@@ -446,8 +446,14 @@ def test_prompts_that_are_yet_to_be_tuned_meet_two_defences(monkeypatch: pytest.
         task = private(task=TUNED)
         session = people.session(task).run(PHASES[PROTOCOL][:3])
         assert not session.refused
+        client = session.clients[people.victim]
         with pytest.raises(MisuseError, match="may not be tuned on private images"):
-            session.clients[people.victim].tune()
+            client.tune()
+        # As if nothing private had been agreed: what it would upload is what it tunes without privacy.
+        monkeypatch.setattr("fedopal_secure.federation.client.task_release", nothing)
+        client.tune()
+        assert client.tuned is not None
+        np.testing.assert_array_equal(client.tuned, tune(people.data[people.victim]))
 
 
 def test_the_budget_is_that_of_the_journal_and_not_of_the_data() -> None:
