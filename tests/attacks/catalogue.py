@@ -123,7 +123,7 @@ def untyped(play: Callable[[], Outcome]) -> Callable[[], Outcome]:
         try:
             return play()
         except (LookupError, ValueError) as error:
-            return Outcome(True, f"clients end in a {type(error).__name__}, which names nobody")
+            return Outcome(True, f"clients end in {type(error).__name__}, which names nobody")
 
     return played
 

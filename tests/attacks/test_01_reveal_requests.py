@@ -26,6 +26,7 @@ import pytest
 
 from fedopal_secure.core.identity import SigningKey
 from fedopal_secure.core.messages import Attestation, UploadHeader, View, view_hash
+from fedopal_secure.core.ring import reduce_to_width
 from fedopal_secure.core.transitions import follow
 from fedopal_secure.federation.state import Journal
 from fedopal_secure.federation.vectors import session_segments, to_vector
@@ -389,3 +390,18 @@ def test_one_kind_from_each_half_meets_two_defences(removed: Mapping[str, Any], 
         outcome = server.outcome(victim)
     assert outcome.won == (len(removed) == 2)
     assert told in outcome.told
+
+
+def test_limit_with_t_reveals_the_sum_is_given_whatever_becomes_of_the_session() -> None:
+    """The server may abort then, and has the sum by itself; one reveal fewer, and it has nothing."""
+    server = prepared(make(N, C), "hold")
+    survivors = server.ids[1:]
+    server.upload(survivors)
+    server.attest()
+    server.reveal(survivors[:3])
+    assert server.sum_over(survivors) is None
+    server.reveal(survivors[3:4])
+    plain = np.add.reduce([server.members[client].vector for client in survivors])
+    segments = server.federation.params.segments
+    np.testing.assert_array_equal(server.sum_over(survivors), reduce_to_width(plain, segments))
+    assert not server.outcome(survivors[0]).won

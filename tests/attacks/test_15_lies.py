@@ -17,11 +17,12 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 
 from fedopal_secure.core import client, server
 from fedopal_secure.core.codec import encode
-from fedopal_secure.core.messages import Context, Relay, Roster, Shares
+from fedopal_secure.core.messages import Context, Relay, RevealRequest, Roster, Shares
 from fedopal_secure.core.params import Segment
 from fedopal_secure.core.ring import reduce_to_width
 from tests.attacks.catalogue import Attack, Outcome, always, suite, unless, untyped, words
@@ -156,6 +157,7 @@ def left_out() -> Outcome:
 
 BLAMED, UNTYPED = "an honest client is blamed", "clients that stop and name nobody"
 ROSTER, RELAY, CONTEXT = "core.checks.roster_is_ours", "core.checks.relay_is_ours", "core.checks.context_is_ours"
+OWN_VIEW = "core.checks.request_is_for_own_view"
 BEFORE = "refused by the victim before its upload"
 
 test_defended, test_control = suite(
@@ -224,3 +226,30 @@ test_defended, test_control = suite(
         "the view is wrong about our own upload",
     ),
 )
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "check", "lie"),
+    [
+        ("hold", Relay, RELAY, {"session": bytes(32)}),
+        ("reveal", RevealRequest, OWN_VIEW, {"session": bytes(32)}),
+        ("reveal", RevealRequest, OWN_VIEW, {"view": bytes(32)}),
+    ],
+)
+def test_names_on_which_nothing_rests(step: str, kind: type[Any], check: str, lie: dict[str, Any]) -> None:
+    """The session of a relay, and session and view of a request: what is inside is compared by itself.
+
+    So with only the name wrong the check makes an error clear, and without it the session ends as if it were right.
+    """
+
+    def tamper(letter: Letter) -> bytes:
+        named = letter.step == step and not letter.up
+        return encode(replace(read(kind, letter.data), **lie)) if named else letter.data
+
+    assert set(run(make(N, C), tamper=tamper).refusals) == set(IDS)
+    with mock.patch(f"fedopal_secure.{check}"):
+        misled, honest = run(make(N, C), tamper=tamper), run(make(N, C))
+    assert misled.sum is not None
+    for sent in ("upload", "attest", "reveal"):
+        assert misled.sent(sent) == honest.sent(sent)
+    np.testing.assert_array_equal(misled.sum.total, misled.plain_sum(IDS))

@@ -52,7 +52,7 @@ def found(secrets: list[bytes], text: str) -> Outcome:
     standing = sum(data.hex() in text or repr(data)[2:-1] in text for data in secrets)
     if not standing:
         return Outcome(False, "nobody refuses, and no secret is in the log")
-    return Outcome(standing == len(secrets), f"all {standing} secrets, as Python writes bytes")
+    return Outcome(standing == len(secrets), f"what is secret, {standing} times, as Python writes bytes")
 
 
 def logged_whole() -> Outcome:
@@ -78,7 +78,7 @@ def pickled() -> Outcome:
         restored = [pickle.loads(pickle.dumps(secret)).expose() for secret in held]
     except MisuseError as error:
         return Outcome(False, words(error))
-    return Outcome(restored == [secret.expose() for secret in held], f"all {len(held)} secrets, in a file")
+    return Outcome(restored == [secret.expose() for secret in held], f"what is secret, {len(held)} times, in a file")
 
 
 def with_its_bytes(secret: Secret) -> str:
@@ -129,7 +129,8 @@ REMOVED: Mapping[Any, Callable[..., str]] = {Secret: with_its_bytes, State: with
 
 
 @pytest.mark.parametrize(
-    ("removed", "told"), [((), NONE), ((Secret,), NONE), ((State,), NONE), ((Secret, State), "all 34 secrets")]
+    ("removed", "told"),
+    [((), NONE), ((Secret,), NONE), ((State,), NONE), ((Secret, State), "what is secret, 34 times")],
 )
 def test_a_log_of_states_meets_two_defences(removed: tuple[type, ...], told: str) -> None:
     """A state shows its phase only, and a secret its length only."""
