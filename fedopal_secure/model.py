@@ -27,9 +27,9 @@ from fedopal_secure.solver.ridge import RidgeHead
 if TYPE_CHECKING:
     from fedopal_secure.vision.backbone import Backbone
 
-FORMAT: Final = "fedopal-secure/model/v1"
-SIGN_MODEL: Final = b"fedopal-secure/model/v1/sign\x00"
-_DIGEST: Final = b"fedopal-secure/model/v1/digest\x00"
+FORMAT: Final = "fedopal-secure/model/v2"
+SIGN_MODEL: Final = b"fedopal-secure/model/v2/sign\x00"
+_DIGEST: Final = b"fedopal-secure/model/v2/digest\x00"
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,11 @@ class Model:
     def signed(self, key: SigningKey, transcript: str) -> Model:
         """This model as a server releases it, under the head of its round's transcript in hex."""
         signature = key.sign(SIGN_MODEL, bytes.fromhex(transcript) + self.digest())
-        return replace(self, transcript=transcript, server=key.identity.hex(), signature=signature.hex())
+        return self.by(transcript, key.identity.hex(), signature.hex())
+
+    def by(self, transcript: str, server: str, signature: str) -> Model:
+        """This model with another origin."""
+        return replace(self, transcript=transcript, server=server, signature=signature)
 
     def check_signed_by(self, identity: bytes) -> None:
         """Raise InputError unless the server of this identity, 32 bytes, released this model."""
@@ -184,6 +188,8 @@ class Model:
             metadata = json.loads(_split(content)[0])["__metadata__"]
             facts = {name: json.loads(value) for name, value in metadata.items()}
             tensors = load(content)
+            if facts["format"] == "fedopal-secure/model/v1":
+                raise InputError(f"{source}: a model of an earlier version, which nobody signed: release it again")
             if facts["format"] != FORMAT:
                 raise KeyError
             _check(facts, tensors)

@@ -13,7 +13,7 @@ from fedopal_secure.core.policy import Policy, check_proposal
 from fedopal_secure.federation.config import PolicyConfig
 from fedopal_secure.federation.policies import named_members, policy_of
 from fedopal_secure.federation.rules import agreed, check_spending, check_task
-from fedopal_secure.federation.secure_sum import PHASES
+from fedopal_secure.federation.secure_sum import OPEN, PHASES
 from fedopal_secure.federation.transcript import PUBLIC_CONTEXT, SERVER, BrokenTranscript, Entry
 from fedopal_secure.federation.vectors import session_names
 from fedopal_secure.he.context import check_session, read_public_context
@@ -23,7 +23,7 @@ _FIRST = frozenset(phases[0] for phases in PHASES.values())
 
 
 class Wrong(FedopalError):
-    """What is wrong with an entry, in words that go on from its name, and who answers for it (`server` by itself)."""
+    """What is wrong with an entry, and who answers for it: `server`, which it is by itself, or identities in hex."""
 
     def __init__(self, reason: str, *blame: str, number: int | None = None) -> None:
         super().__init__(reason)
@@ -36,14 +36,9 @@ def require(holds: bool, reason: str) -> None:
         raise Wrong(reason)
 
 
-def client(identity: bytes) -> str:
-    """How a client is named among those to blame."""
-    return f"client {identity.hex()[:12]}"
-
-
 @dataclass(frozen=True)
 class Opening:
-    """The sessions of a round as they were proposed, what the auditor holds against them, and who has sent anything."""
+    """The sessions of a round as they were proposed, what the auditor holds against them, and which clients spoke."""
 
     proposals: tuple[messages.Proposal, ...]
     policy: Policy
@@ -69,6 +64,8 @@ class Prelude:
 
     def _add(self, entry: Entry) -> None:
         self.count, self.head = self.count + 1, entry.head
+        if entry.phase == OPEN:
+            return  # between the server and the key authority
         if entry.sender == SERVER:
             if entry.phase in _FIRST:
                 self.proposals.setdefault(entry.session, (entry.number, entry.body))

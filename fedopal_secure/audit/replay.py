@@ -14,12 +14,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from fedopal_secure.audit.opening import Opening, Wrong, client, require
+from fedopal_secure.audit.opening import Opening, Wrong, require
 from fedopal_secure.core import checks, messages
 from fedopal_secure.core.census import Census
 from fedopal_secure.core.codec import decode, encode
-from fedopal_secure.core.errors import ClientFault, InputError, PolicyRefusal, ProtocolError, SessionAborted
-from fedopal_secure.core.params import CENSUS, ENCRYPTED, MASKED, SessionParams
+from fedopal_secure.core.errors import ClientFault, InputError, ProtocolError, SessionAborted
+from fedopal_secure.core.params import CENSUS, SessionParams
 from fedopal_secure.core.policy import cohort, roster_graph
 from fedopal_secure.core.server import Sum
 from fedopal_secure.encoding.feature_map import FeatureMap
@@ -27,15 +27,13 @@ from fedopal_secure.encoding.layout import COUNTS
 from fedopal_secure.encoding.prompts import initial_prompts, prompts_digest
 from fedopal_secure.federation.config import HeadSettings, parse_config
 from fedopal_secure.federation.encrypted_sum import EncryptedServer, MaskedEncryptedServer
-from fedopal_secure.federation.plain_sum import PlainUpload
 from fedopal_secure.federation.release import RELEASE, Release, make_model, unpack_noisy
 from fedopal_secure.federation.round_sums import RoundSums
 from fedopal_secure.federation.rules import check_radius
-from fedopal_secure.federation.secure_sum import OPEN, PLAIN, SILENT, UPLOAD
+from fedopal_secure.federation.secure_sum import OPEN, RECORDED, SILENT, UPLOAD
 from fedopal_secure.federation.transcript import LATE, PUBLIC_CONTEXT, REFUSED, SERVER, Entry, public_request
-from fedopal_secure.federation.vectors import STATISTICS_SESSION, feature_map_name, task_release
-from fedopal_secure.he.messages import OpenedTotal, OpenRequest, SignedUpload
-from fedopal_secure.he.messages import is_signed as is_signed_by_authority
+from fedopal_secure.federation.vectors import STATISTICS_SESSION, central_release, feature_map_name
+from fedopal_secure.he.messages import OpenRequest
 from fedopal_secure.model import Model
 from fedopal_secure.privacy.noise import noise_bounds
 from fedopal_secure.statistics.sums import SufficientStatistics
@@ -49,16 +47,6 @@ _REQUESTS: Final[dict[str, Any]] = {
     "attest": messages.View,
     "reveal": messages.RevealRequest,
     OPEN: OpenRequest,
-}
-
-
-_ANSWERS: Final[dict[str, Any]] = {
-    "advertise": messages.Advert,
-    "share": messages.ShareMessage,
-    UPLOAD: messages.Upload,
-    "attest": messages.Attestation,
-    "reveal": messages.Reveal,
-    OPEN: OpenedTotal,
 }
 
 
@@ -94,14 +82,19 @@ class Replay:
         else:
             self._request(name, entry)
 
+    @property
+    def proposed(self) -> SessionParams:
+        """The parameters of the first session: what all sessions have in common."""
+        return self._params(self.sums.sessions[0])
+
     def _params(self, name: str) -> SessionParams:
         return self.sums.servers[name].params
 
     # What the server asked.
 
     def _request(self, name: str, entry: Entry) -> None:
-        asked, phases = self._asked[name], [phase for phase in self.sums.phases if phase != "hold"]
-        require(phases[len(asked) : len(asked) + 1] == [entry.phase], f"asks for '{entry.phase}' out of order")
+        asked, phases = self._asked[name], RECORDED[self._params(name).protocol]
+        require(phases[len(asked) : len(asked) + 1] == (entry.phase,), f"asks for '{entry.phase}' out of order")
         try:
             ours = self._ask(name, entry)
         except SessionAborted as error:
@@ -154,9 +147,7 @@ class Replay:
                 self._check_cohort(name, len(decode(OpenRequest, entry.body, Wrong).uploads))
 
     def _check_cohort(self, name: str, survivors: int) -> None:
-        needed = cohort(self.policy, self._params(name))
-        if survivors < needed:
-            raise PolicyRefusal("min_survivors", f"{survivors} survivors, and {needed} are needed")
+        checks.cohort_is_reached(survivors, cohort(self.policy, self._params(name)))
 
     def _check_census(self, name: str, survivors: list[bytes] | None) -> None:
         params = self._params(name)
@@ -170,13 +161,14 @@ class Replay:
     def _finish(self, name: str) -> Sum:
         if name in self.results:
             return self.results[name]
-        complete = [phase for phase in self.sums.phases if phase != "hold"]
-        require(self._asked[name] == complete, f"comes before the session '{name}' is at its end")
+        complete = RECORDED[self._params(name).protocol]
+        require(tuple(self._asked[name]) == complete, f"comes before the session '{name}' is at its end")
         try:
             result = self.results[name] = self.sums.finish(name)
+            self.sums.check(name)
             self._check_cohort(name, len(result.survivors))
         except ClientFault as fault:
-            raise Wrong(f"goes on after a fault: {fault}", client(fault.client), SERVER) from None
+            raise Wrong(f"goes on after a fault: {fault.reason}", fault.client.hex(), SERVER) from None
         except ProtocolError as error:
             raise Wrong(f"goes on where the session had to end: {error}") from None
         return result
@@ -199,27 +191,7 @@ class Replay:
         try:
             self.sums.servers[name].witness(sender, entry.body)
         except ClientFault as fault:
-            own = "; it is signed for this session" if self._is_signed(name, entry) else ""
-            raise Wrong(f"had to be refused: client {fault.client.hex()[:12]} {fault.reason}{own}") from None
-
-    def _is_signed(self, name: str, entry: Entry) -> bool:
-        """Whether the client itself made an answer that the server had to refuse, if not for this moment."""
-        with suppress(Wrong):
-            message: Any = decode(self._kind(name, entry.phase), entry.body, Wrong)
-            message = getattr(message, "header", message)
-            if isinstance(message, OpenedTotal):
-                return is_signed_by_authority(message)
-            if isinstance(message, PlainUpload):
-                return False  # there is no signature on it
-            of_sender = message.sender.hex() == entry.sender and message.session == self.sums.servers[name].session
-            return of_sender and messages.is_signed(message)
-        return False
-
-    def _kind(self, name: str, phase: str) -> Any:
-        protocol = self._params(name).protocol
-        if phase == UPLOAD and protocol in ENCRYPTED:
-            return messages.UploadHeader if protocol in MASKED else SignedUpload
-        return PlainUpload if protocol == PLAIN else _ANSWERS[phase]
+            raise Wrong(f"had to be refused: {fault.reason}") from None
 
     # What came of it.
 
@@ -253,8 +225,8 @@ class Replay:
 
     def _statistics(self, release: Release) -> SufficientStatistics:
         """What the head was made of: the sums, in mode `central` with a noise that is no larger than it can be."""
-        exact, agreed = self.sums.statistics(), task_release(self.sums.task)
-        if agreed is None or agreed.adds_at_client:
+        exact, agreed = self.sums.statistics(), central_release(self.sums.task)
+        if agreed is None:
             require(not release.noisy, "adds noise that nobody agreed to")
             return exact
         arrays = exact.to_arrays()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fedopal_secure.audit.opening import Opening, Prelude, Wrong, client, read_opening
+from fedopal_secure.audit.opening import Opening, Prelude, Wrong, read_opening
 from fedopal_secure.audit.replay import Replay
 from fedopal_secure.core.errors import InputError
 from fedopal_secure.core.params import ENCRYPTED, MASKED
@@ -27,8 +27,8 @@ from fedopal_secure.federation.transcript import (
     read_head,
     read_transcript,
 )
-from fedopal_secure.federation.vectors import task_release
-from fedopal_secure.model import Model, is_released
+from fedopal_secure.federation.vectors import central_release
+from fedopal_secure.model import is_released
 
 # Who answers for what the server's signature is not on.
 KEEPER: Final = "whoever kept this transcript"
@@ -36,11 +36,23 @@ KEEPER: Final = "whoever kept this transcript"
 
 @dataclass(frozen=True)
 class Finding:
-    """The first thing that is wrong: in which entry (None: in none of them), why, and who is to blame."""
+    """The first thing that is wrong: in which entry (None: in none of them), why, and who is to blame.
+
+    `blame` are identities in hex, `server` or `KEEPER`.
+    """
 
     entry: int | None
     reason: str
     blame: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A fault that the protocol bore: of a client, or of it or the `holder`; identities in hex."""
+
+    client: str
+    reason: str
+    holder: str | None
 
 
 @dataclass(frozen=True)
@@ -59,8 +71,8 @@ class SessionFound:
 class Verification:
     """What was found. `ok` means that nothing is wrong; `unchecked` is what that does not cover.
 
-    `difference` is that of the released head from the one that was made again, relative; 0 is bit for bit. `noted` are
-    faults that the protocol bore. `model` is the digest of the released model.
+    `difference` is that of the released head from the one that was made again, relative; 0 is bit for bit. `model` is
+    the digest of the released model.
     """
 
     ok: bool
@@ -71,11 +83,11 @@ class Verification:
     model: str
     difference: float
     sessions: tuple[SessionFound, ...]
-    noted: tuple[str, ...]
+    noted: tuple[Noted, ...]
     unchecked: tuple[str, ...]
 
 
-def transcript_of(run: Path) -> Path:
+def _transcript_of(run: Path) -> Path:
     """The transcript in the folder of a run, or the folder itself; raises InputError if there is none."""
     for folder in (run / "transcript", run):
         if (folder / "chain.jsonl").is_file():
@@ -89,7 +101,7 @@ def verify(run: Path, trust: PolicyConfig, report: Callable[[int, int], None] | 
     `report` is called with how many of how many entries were replayed. Raises InputError for a folder without a
     transcript, or a policy that names nobody; whatever is wrong with the transcript itself is the result.
     """
-    folder = transcript_of(run)
+    folder = _transcript_of(run)
     prelude, signed = Prelude(read_transcript(folder)), read_head(folder)
     trusted = signed is not None and _is_trusted(signed, prelude.head, trust)
     replay, finding = None, None
@@ -103,6 +115,8 @@ def verify(run: Path, trust: PolicyConfig, report: Callable[[int, int], None] | 
             if report is not None:
                 report(entry.number + 1, prelude.count)
         _check_end(replay, signed, trusted, run / "model.safetensors")
+        if len(list((folder / "messages").iterdir())) != prelude.count:
+            raise Wrong("there are files in messages/ that no entry names", KEEPER)
     except BrokenTranscript as broken:
         finding = Finding(broken.number, "is not the one that was recorded: the chain of hashes breaks here", (KEEPER,))
     except Wrong as wrong:
@@ -134,11 +148,9 @@ def _opening(prelude: Prelude, trust: PolicyConfig) -> Opening:
 
 def _is_trusted(signed: SignedHead, head: str, trust: PolicyConfig) -> bool:
     """Whether a server that the policy names signed this head."""
-    try:
-        server, model = bytes.fromhex(signed.server), bytes.fromhex(signed.model)
-    except ValueError:
-        return False
-    return signed.server in trust.servers.values() and is_released(server, head, model, signed.signature)
+    server, model = bytes.fromhex(signed.server), bytes.fromhex(signed.model)
+    known = signed.server in trust.servers.values() and signed.head == head
+    return known and is_released(server, head, model, signed.signature)
 
 
 def _check_end(replay: Replay, signed: SignedHead | None, trusted: bool, file: Path) -> None:
@@ -148,17 +160,11 @@ def _check_end(replay: Replay, signed: SignedHead | None, trusted: bool, file: P
         raise Wrong("no server that the trust file names has signed this transcript's head", KEEPER)
     if signed.model != replay.model.digest().hex():
         raise Wrong("the server signed another model than the one that it released")
-    if replay.sums.servers[replay.sums.sessions[0]].params.server.hex() != signed.server:
+    if replay.proposed.server.hex() != signed.server:
         raise Wrong("another server signed the head than the one that proposed the sessions")
-    if not file.exists():
-        return
-    try:
-        model = Model.load(file)
-        model.check_signed_by(bytes.fromhex(signed.server))
-    except InputError as error:
-        raise Wrong(f"the model beside the transcript: {error}", KEEPER) from None
-    if (model.transcript, model.digest()) != (signed.head, replay.model.digest()):
-        raise Wrong("the model beside the transcript is not the one that this round released", KEEPER)
+    released = replay.model.by(signed.head, signed.server, signed.signature)
+    if file.exists() and file.read_bytes() != released.to_bytes():
+        raise Wrong("the model beside the transcript is not the file that this round released", KEEPER)
 
 
 def _sessions(replay: Replay) -> tuple[SessionFound, ...]:
@@ -171,18 +177,17 @@ def _sessions(replay: Replay) -> tuple[SessionFound, ...]:
     return tuple(found)
 
 
-def _noted(replay: Replay) -> tuple[str, ...]:
+def _noted(replay: Replay) -> tuple[Noted, ...]:
     blamed = [blame for result in replay.results.values() for blame in result.blame]
     return tuple(
-        f"{client(blame.client)}: {blame.reason}"
-        + ("" if blame.holder is None else f" (holder {blame.holder.hex()[:12]})")
+        Noted(blame.client.hex(), blame.reason, None if blame.holder is None else blame.holder.hex())
         for blame in blamed
     )
 
 
 def _unchecked(replay: Replay, file: Path) -> tuple[str, ...]:
     """What no transcript of this kind can show."""
-    protocol, release = replay.sums.servers[replay.sums.sessions[0]].params.protocol, task_release(replay.sums.task)
+    protocol = replay.proposed.protocol
     lines = [
         "that clients took what they uploaded from images, and from whose",
         "answers that the server left out: the transcript has what the server took",
@@ -191,9 +196,11 @@ def _unchecked(replay: Replay, file: Path) -> tuple[str, ...]:
         lines.append("the sealed shares: of each the transcript has the hash that its dealer signed")
     if protocol in ENCRYPTED:
         lines.append("the ciphertexts: their hashes are signed; that their sum was opened is the key authority's word")
+    if protocol not in MASKED:
+        lines.append("who was invited and sent nothing: without masks a transcript shows only who uploaded")
     if protocol == PLAIN:
         lines.append("who sent which upload: nobody signs uploads that are not masked")
-    if release is not None and not release.adds_at_client:
+    if central_release(replay.sums.task) is not None:
         lines.append("how the server drew its noise: only that it is not larger than such noise can be")
     lines += [
         f"{count} answers that were {phase}: of each the transcript has the hash"
@@ -201,5 +208,5 @@ def _unchecked(replay: Replay, file: Path) -> tuple[str, ...]:
         if count and phase in (LATE, REFUSED)
     ]
     if not file.exists():
-        lines.append("the file of the model, which is not beside the transcript")
+        lines.append("the released model's file: for that, give the folder of the run, with model.safetensors in it")
     return tuple(lines)

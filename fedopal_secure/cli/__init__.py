@@ -40,8 +40,11 @@ he_app.command()(he.decrypt)
 he_app.command()(he.show)
 app.add_typer(he_app, name="he")
 
-audit_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="What is claimed here, and whether it holds.")
-audit_app.callback()(audit.audit)
+audit_app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Check a round from its transcript; run the tests behind every claim.",
+)
 audit_app.command()(audit.claims)
 audit_app.command()(verify.verify)
 app.add_typer(audit_app, name="audit")

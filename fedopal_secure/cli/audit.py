@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 _STYLES: Final = {"holds": "green", "fails": "bold red", "unevidenced": "bold magenta", "stale": "bold yellow"}
 
 
-def audit() -> None:
-    """What is claimed here, and whether it holds."""
-
-
 def claims(
     ids: Annotated[list[str] | None, typer.Argument(help="Claims to run, by id; all of them if none is named.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON and nothing else.")] = False,

@@ -1,9 +1,10 @@
-"""The command audit verify."""
+"""`audit verify`: check a round from its transcript."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,6 +39,7 @@ def verify(
     with errors():
         from fedopal_secure.audit.verify import verify as check
         from fedopal_secure.federation.config import PolicyConfig, load_toml, parse_config
+        from fedopal_secure.federation.transcript import SERVER
 
         policy = parse_config(PolicyConfig, load_toml(trust), str(trust))
         console = new_console(stderr=True)
@@ -45,20 +47,25 @@ def verify(
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
             bar = progress.add_task("replay", total=None)
             found = check(run, policy, lambda done, total: progress.update(bar, completed=done, total=total))
+    names = {identity: name for name, identity in (*policy.identities.items(), *policy.servers.items())}
+
+    def name(party: str) -> str:
+        return names.get(party, party[:12] if len(party) == 64 else party)
+
     if as_json:
         print(json.dumps(asdict(found), indent=2))
     else:
-        names = {identity: name for name, identity in (*policy.identities.items(), *policy.servers.items())}
-        _print(found, names)
+        _print(found, name)
     if found.finding is not None:
-        where = "" if found.finding.entry is None else f"entry {found.finding.entry} "
-        fail(f"{where}{found.finding.reason}. To blame: {', '.join(found.finding.blame)}", ABORTED)
+        where = "" if found.finding.entry is None else f"entry {found.finding.entry}: "
+        blame = ", ".join("the server" if party == SERVER else name(party) for party in found.finding.blame)
+        fail(f"{where}{found.finding.reason}. To blame: {blame}", ABORTED)
 
 
-def _print(found: Verification, names: dict[str, str]) -> None:
+def _print(found: Verification, name: Callable[[str], str]) -> None:
     table = Table("session", "protocol", "summed over", "dropped", "threshold", "sum (SHA-256)")
     for session in found.sessions:
-        dropped = ", ".join(names.get(one, one[:12]) for one in session.dropped) or "nobody"
+        dropped = ", ".join(map(name, session.dropped)) or "nobody"
         over = f"{len(session.survivors)} clients"
         table.add_row(session.name, session.protocol, over, dropped, str(session.threshold or ""), session.total[:16])
     console = new_console(file=sys.stdout)
@@ -66,11 +73,11 @@ def _print(found: Verification, names: dict[str, str]) -> None:
         console.print(table)
     if found.ok:
         same = "bit for bit" if not found.difference else f"up to {found.difference:.1g} of its size"
-        signer = names.get(found.server, found.server[:12])
+        signer = name(found.server)
         print(f"OK: {found.entries} messages, signed by {signer}; the head is that of the sums, {same}.")
         print(f"transcript {found.head}\nmodel      {found.model}")
     for note in found.noted:
-        print(f"noted: {note}")
+        print(f"noted: {name(note.client)}: {note.reason}" + (f" ({name(note.holder)})" if note.holder else ""))
     if found.unchecked:
         print("not checked, because a transcript does not show it:")
         for line in found.unchecked:

@@ -303,10 +303,10 @@ def survivors_keep_holders(
         _require(kept >= threshold, f"{kept} holders of {dealer.hex()[:12]} survive, below the threshold")
 
 
-def cohort_is_reached(view: View, cohort: int) -> None:
+def cohort_is_reached(survivors: int, cohort: int) -> None:
     """The sum is over enough clients."""
-    if len(view.survivors) < cohort:
-        raise PolicyRefusal("min_survivors", f"{len(view.survivors)} survivors, and {cohort} are needed")
+    if survivors < cohort:
+        raise PolicyRefusal("min_survivors", f"{survivors} survivors, and {cohort} are needed")
 
 
 def survivors_are_the_parents(view: View, parent: bytes, context: Context) -> None:

@@ -322,7 +322,7 @@ def attest(
         checks.survivors_headers_match(view)
         checks.survivors_headers_are_signed(view)
         checks.view_treats_us_right(view, setup.key.identity, state.header)
-        checks.cohort_is_reached(view, cohort(setup.policy, params))
+        checks.cohort_is_reached(len(view.survivors), cohort(setup.policy, params))
         checks.survivors_are_the_parents(view, params.parent, context)
         survivors = tuple(header.sender for header in view.survivors)
         if room.graph.sparse:

@@ -1,4 +1,4 @@
-"""Between a policy and its file: what the file leaves out is what the task says."""
+"""Read a policy file into a `Policy` for a task, and write a `Policy` as a file."""
 
 from __future__ import annotations
 

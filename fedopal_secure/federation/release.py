@@ -63,7 +63,7 @@ def make_model(
 
 
 def pack_noisy(statistics: SufficientStatistics) -> bytes:
-    """The statistics as `Release.noisy` has them."""
+    """Statistics in grid units as `Release.noisy` has them: int64, little-endian."""
     return b"".join(array.astype("<i8").tobytes() for array in statistics.to_arrays().values())
 
 

@@ -60,12 +60,13 @@ class RoundSums:
         return requests
 
     def finish(self, session: str) -> Sum:
-        """End a session with its sum.
+        """End a session with its sum, yet to be checked. Raises SessionAborted, or ClientFault naming a dealer."""
+        result = self._results[session] = self.servers[session].finish()
+        return result
 
-        Raises SessionAborted, also for a sum that the round cannot go on with, or ClientFault naming a dealer.
-        """
-        server = self.servers[session]
-        result = self._results[session] = server.finish()
+    def check(self, session: str) -> None:
+        """Raise SessionAborted if the round cannot go on with the sum of a session."""
+        server, result = self.servers[session], self.result(session)
         task, c = server.params.task, server.params.corrupt
         if session == CENSUS:
             # Stop here rather than have every client refuse; each of them makes this check of its own.
@@ -74,12 +75,11 @@ class RoundSums:
             if few:
                 detail = f"fewer than {least} clients hold images of {', '.join(few)}, and c = {c} may lie"
                 raise SessionAborted("min_contributors", detail)
-            return result
+            return
         try:
             from_vector(server.params, result.total)
         except OverflowBudgetError as error:
             raise SessionAborted("max_images", str(error)) from None
-        return result
 
     def result(self, session: str) -> Sum:
         """The sum of a finished session."""

@@ -1,6 +1,6 @@
-"""What a client asks of a round besides its policy, knowing neither data nor network; an auditor asks it again.
+"""Checks of a round beyond the policy: claimed privacy, segments, tuning, spending, prompt radius.
 
-Raises PolicyRefusal with the name of the rule.
+They need neither data nor network: clients ask them, and auditors again. All raise PolicyRefusal with the rule's name.
 """
 
 from __future__ import annotations

@@ -41,6 +41,9 @@ PHASES: Final = {
     BFV_MASKED: (*_MASKING, OPEN),
 }
 
+# Those whose requests everyone may see, and so a transcript has: relays carry sealed shares.
+RECORDED: Final = {name: tuple(phase for phase in phases if phase != "hold") for name, phases in PHASES.items()}
+
 
 def protocol_named(name: str, masked: bool) -> str:
     """The protocol that people call by a name of `PROTOCOLS`, with masks inside the encryption or without."""

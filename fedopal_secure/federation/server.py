@@ -26,7 +26,7 @@ from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.federation.config import HeadSettings
 from fedopal_secure.federation.release import RELEASE, Release, make_model, pack_noisy
 from fedopal_secure.federation.round_sums import RoundSums
-from fedopal_secure.federation.secure_sum import SILENT
+from fedopal_secure.federation.secure_sum import RECORDED, SILENT
 from fedopal_secure.federation.timings import Timings
 from fedopal_secure.federation.transcript import (
     LATE,
@@ -37,10 +37,9 @@ from fedopal_secure.federation.transcript import (
     public_part,
     public_request,
 )
-from fedopal_secure.federation.vectors import STATISTICS_SESSION, session_names, session_segments, task_release
+from fedopal_secure.federation.vectors import STATISTICS_SESSION, central_release, session_names, session_segments
 from fedopal_secure.he.messages import PublicContext, public_context_hash
 from fedopal_secure.model import Model
-from fedopal_secure.privacy import release as privacy
 from fedopal_secure.privacy.noise import add_noise
 from fedopal_secure.statistics.sums import SufficientStatistics
 
@@ -133,7 +132,7 @@ class RoundServer:
         """
         record = self.records[session]
         requests = self._sums.request(session, phase)
-        if phase != "hold" and requests:
+        if phase in RECORDED[record.params.protocol] and requests:
             shown = public_request(phase, next(iter(requests.values())))
             self._transcript.record(record.session, phase, SERVER, shown)
         record.requested[phase] = {client: len(body) for client, body in requests.items()}
@@ -170,6 +169,7 @@ class RoundServer:
             raise
         record.result = result
         record.faults += result.blame
+        self._sums.check(session)
         if session == STATISTICS_SESSION:
             # Here and once: solved twice under fresh noise, the same sums would be released twice.
             self._statistics = self._with_noise(self._sums.statistics())
@@ -186,7 +186,7 @@ class RoundServer:
 
     def _with_noise(self, statistics: SufficientStatistics) -> SufficientStatistics:
         """In mode `central`, the sums with the server's own noise; else as they are."""
-        task, release = self._sums.task, _central(self._sums.task)
+        task, release = self._sums.task, central_release(self._sums.task)
         if release is None:
             return statistics
         noisy = add_noise(statistics.to_arrays(), release, self._entropy)
@@ -200,19 +200,13 @@ class RoundServer:
             prompts = self._sums.prompts(proposal.public_prompts)
             statistics = self.statistics()
             model = make_model(task, statistics, len(summed.survivors), head, prompts, proposal.public_map)
-        noisy = b"" if _central(task) is None else pack_noisy(statistics)
+        noisy = b"" if central_release(task) is None else pack_noisy(statistics)
         value = head.value if head.rule == "fixed" else 0.0
         last = Release(summed.session, head.rule, value, head.intercept, noisy, model.to_bytes())
         self._transcript.record(summed.session, RELEASE, SERVER, encode(last))
         signed = model.signed(self._key, self._transcript.head)
         self._transcript.sign(signed)
         return signed
-
-
-def _central(task: Task) -> privacy.Release | None:
-    """The task's private release, if it is the server that adds the noise."""
-    release = task_release(task)
-    return None if release is None or release.adds_at_client else release
 
 
 def _propose(proposal: Proposal, key: SigningKey, entropy: Entropy) -> tuple[messages.Proposal, ...]:

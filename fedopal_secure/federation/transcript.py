@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ from fedopal_secure.federation.secure_sum import OPEN, UPLOAD
 from fedopal_secure.he.messages import EncryptedUpload, OpenRequest, total_hash
 from fedopal_secure.model import Model
 
+Hex32 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _LABEL = b"fedopal-secure/transcript/v1\x00"
 _START = bytes(32).hex()
 
@@ -60,10 +61,14 @@ class Entry:
 class SignedHead:
     """What `head.json` says: the head, the digest of the released model, and who signed both; all in hex."""
 
-    head: str
-    model: str
-    server: str
-    signature: str
+    head: Hex32
+    model: Hex32
+    server: Hex32
+    signature: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{128}$")]
+
+    def to_bytes(self) -> bytes:
+        """The file."""
+        return json.dumps(asdict(self), indent=2).encode("ascii") + b"\n"
 
 
 class Transcript:
@@ -103,7 +108,7 @@ class Transcript:
         """Leave the signature that a model carries beside the record."""
         if self._folder is not None:
             signed = SignedHead(self.head, model.digest().hex(), model.server, model.signature)
-            (self._folder / "head.json").write_text(json.dumps(asdict(signed), indent=2) + "\n", encoding="ascii")
+            (self._folder / "head.json").write_bytes(signed.to_bytes())
 
 
 def _link(line: str) -> str:
@@ -130,11 +135,13 @@ def public_request(phase: str, body: bytes) -> bytes:
 
 
 def read_head(folder: Path) -> SignedHead | None:
-    """The signed head of a transcript, whose signature is yet to be checked; None if there is none, or no such file."""
+    """The signed head of a transcript, whose signature is yet to be checked; None if there is none as it is written."""
     try:
-        return msgspec.json.decode((folder / "head.json").read_bytes(), type=SignedHead)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        content = (folder / "head.json").read_bytes()
+        head = msgspec.json.decode(content, type=SignedHead)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+    return head if content == head.to_bytes() else None
 
 
 def read_transcript(folder: Path) -> Iterator[Entry]:
@@ -144,7 +151,7 @@ def read_transcript(folder: Path) -> Iterator[Entry]:
     for a folder that holds none.
     """
     try:
-        lines = (folder / "chain.jsonl").read_text(encoding="ascii").splitlines()
+        *lines, rest = (folder / "chain.jsonl").read_bytes().decode("ascii").split("\n")
     except (OSError, UnicodeDecodeError):
         raise InputError(f"{folder} holds no readable transcript: give the transcript folder of a run") from None
     head = _START
@@ -161,3 +168,5 @@ def read_transcript(folder: Path) -> Iterator[Entry]:
             raise BrokenTranscript(folder, number)
         yield entry
         head = entry.head
+    if rest:
+        raise BrokenTranscript(folder, len(lines))

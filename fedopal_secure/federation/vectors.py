@@ -48,6 +48,12 @@ def task_release(task: Task) -> Release | None:
     return _parse_once(task.release) if task.release else None
 
 
+def central_release(task: Task) -> Release | None:
+    """The task's private release if it is the server that adds the noise, else None."""
+    release = task_release(task)
+    return None if release is None or release.adds_at_client else release
+
+
 def session_segments(
     task: Task, name: str, clients: int, protocol: str = PROTOCOL, modulus: int = 0
 ) -> tuple[Segment, ...]:

@@ -104,7 +104,7 @@ def test_audit_verify_as_text_and_as_json(released: Path, tmp_path: Path) -> Non
     message.write_bytes(message.read_bytes()[:-1] + b"x")
     result = runner.invoke(app, ["audit", "verify", str(held), "--trust", str(held / "trust.toml")])
     assert result.exit_code == 3
-    assert "entry 5 is not the one that was recorded" in result.stderr
+    assert "entry 5: is not the one that was recorded" in result.stderr
     assert "To blame: whoever kept this transcript" in result.stderr
     result = runner.invoke(app, ["audit", "verify", str(tmp_path), "--trust", str(held / "trust.toml")])
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
