@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -242,6 +243,7 @@ def _check(facts: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> None:
     right = (
         isinstance(classes, list)
         and type(ridge["value"]) is float
+        and math.isfinite(ridge["value"])
         and tensors["weights"].dtype == tensors["intercept"].dtype == np.float64
         and prompts.dtype == np.float32
         and isinstance(facts["normalise"], bool)

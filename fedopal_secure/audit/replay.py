@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from fedopal_secure.audit.opening import Opening, Wrong, require
+from fedopal_secure.audit.proposals import ProposedRound, Wrong, require
 from fedopal_secure.core import checks, messages
 from fedopal_secure.core.census import Census
 from fedopal_secure.core.codec import decode, encode
@@ -27,19 +27,24 @@ from fedopal_secure.encoding.layout import COUNTS
 from fedopal_secure.encoding.prompts import initial_prompts, prompts_digest
 from fedopal_secure.federation.config import HeadSettings, parse_config
 from fedopal_secure.federation.encrypted_sum import EncryptedServer, MaskedEncryptedServer
+from fedopal_secure.federation.heads import check_rule, exact_moments
 from fedopal_secure.federation.release import RELEASE, Release, make_model, unpack_noisy
 from fedopal_secure.federation.round_sums import RoundSums
 from fedopal_secure.federation.rules import check_radius
-from fedopal_secure.federation.secure_sum import OPEN, RECORDED, SILENT, UPLOAD
+from fedopal_secure.federation.secure_sum import OPEN, PLAIN, RECORDED, SILENT, UPLOAD
 from fedopal_secure.federation.transcript import LATE, PUBLIC_CONTEXT, REFUSED, SERVER, Entry, public_request
 from fedopal_secure.federation.vectors import STATISTICS_SESSION, central_release, feature_map_name
 from fedopal_secure.he.messages import OpenRequest
 from fedopal_secure.model import Model
 from fedopal_secure.privacy.noise import noise_bounds
+from fedopal_secure.solver.ridge import gcv_head, rounding
 from fedopal_secure.statistics.sums import SufficientStatistics
 
-# Relative: another BLAS, or another number of its threads, changes the last digits of a head.
+# Relative: another BLAS, or another number of its threads, changes the last digits of a head. Where R is so near to
+# singular that rounding alone changes more, that is allowed.
 TOLERANCE: Final = 1e-6
+# Of the criterion of cross-validation: where it is flat, rounding moves its minimum by orders of magnitude.
+FLAT: Final = 1e-3
 
 _REQUESTS: Final[dict[str, Any]] = {
     "share": messages.Roster,
@@ -53,9 +58,9 @@ _REQUESTS: Final[dict[str, Any]] = {
 class Replay:
     """A round as its transcript shows it; `step` takes entry after entry and raises Wrong at the first bad one."""
 
-    def __init__(self, opening: Opening) -> None:
-        self._opening, self.policy = opening, opening.policy
-        self.sums = RoundSums(opening.proposals, opening.policy.members, opening.senders, opening.public_context)
+    def __init__(self, proposed: ProposedRound) -> None:
+        self._proposed, self.policy = proposed, proposed.policy
+        self.sums = RoundSums(proposed.proposals, proposed.policy.members, proposed.invited, proposed.public_context)
         self._names = {server.session.hex(): name for name, server in self.sums.servers.items()}
         self._asked: dict[str, list[str]] = {name: [] for name in self.sums.sessions}
         self.results: dict[str, Sum] = {}
@@ -67,7 +72,7 @@ class Replay:
         """Take the next entry."""
         require(self.model is None, "comes after the release")
         if entry.phase == PUBLIC_CONTEXT:
-            known = self._opening.public_context
+            known = self._proposed.public_context
             expected = known is not None and entry.number == 0 and entry.body == encode(known)
             require(expected and entry.sender == SERVER, "is a public context where none belongs")
             require(entry.session == next(iter(self._names)), "is filed under another session")
@@ -83,7 +88,7 @@ class Replay:
             self._request(name, entry)
 
     @property
-    def proposed(self) -> SessionParams:
+    def terms(self) -> SessionParams:
         """The parameters of the first session: what all sessions have in common."""
         return self._params(self.sums.sessions[0])
 
@@ -94,7 +99,7 @@ class Replay:
 
     def _request(self, name: str, entry: Entry) -> None:
         asked, phases = self._asked[name], RECORDED[self._params(name).protocol]
-        require(phases[len(asked) : len(asked) + 1] == (entry.phase,), f"asks for '{entry.phase}' out of order")
+        require(phases[len(asked) : len(asked) + 1] == (entry.phase,), f"asks for {entry.phase!r} out of order")
         try:
             ours = self._ask(name, entry)
         except SessionAborted as error:
@@ -116,7 +121,7 @@ class Replay:
             if "hold" in self.sums.phases:
                 self.sums.request(name, "hold")
         requests = self.sums.request(name, entry.phase)
-        require(bool(requests), f"asks for '{entry.phase}' where nobody is left to answer")
+        require(bool(requests), f"asks for {entry.phase!r} where nobody is left to answer")
         ours = public_request(entry.phase, next(iter(requests.values())))
         if entry.phase != OPEN:
             return ours
@@ -187,11 +192,14 @@ class Replay:
             self.unread[entry.phase] += 1
             return
         now = asked[-1] == entry.phase and entry.phase not in SILENT and name not in self.results
-        require(now, f"answers '{entry.phase}' out of order")
+        require(now, f"answers {entry.phase!r} out of order")
+        if self.terms.protocol == PLAIN and self.policy.members.authority is None:
+            # Without a certificate on it, an upload of plain cannot show more than a listed identity.
+            require(sender in self.policy.members.identities, "is an upload of somebody who is not a member")
         try:
-            self.sums.servers[name].witness(sender, entry.body)
+            self.sums.servers[name].receive_public(sender, entry.body)
         except ClientFault as fault:
-            raise Wrong(f"had to be refused: {fault.reason}") from None
+            raise Wrong(f"from {sender.hex()[:12]}, had to be refused: {fault.reason}") from None
 
     # What came of it.
 
@@ -204,13 +212,16 @@ class Replay:
         try:
             model = Model.from_bytes(release.model, "the model in it")
             facts = {"rule": release.rule, "value": release.value, "intercept": release.intercept}
+            bare = model.by("", "", "").to_bytes()
+            require(bare == release.model, "has a model that is not written as one is, or says where it comes from")
             head = parse_config(HeadSettings, facts, "its settings of the head")
+            check_rule(head, noisy=bool(task.release))
             prompts, public_map = self._public(model)
             statistics = self._statistics(release)
             made = make_model(task, statistics, len(summed.survivors), head, prompts, public_map)
+            self.difference = self._compare(model, made, statistics, head)
         except InputError as error:
             raise Wrong(str(error)) from None
-        self.difference = _compare(model, made)
         self.model = model
 
     def _public(self, model: Model) -> tuple[NDArray[np.float32] | None, FeatureMap | None]:
@@ -233,9 +244,32 @@ class Replay:
         noisy, bounds = unpack_noisy(release.noisy, arrays, self.sums.task), noise_bounds(agreed, 1)
         for name, array in noisy.to_arrays().items():
             scale = agreed.count_scale if name == COUNTS else 1
-            largest = int(np.abs(array - arrays[name] * scale).max(initial=0))
+            noise = array - arrays[name] * scale
+            largest = max(int(noise.max(initial=0)), -int(noise.min(initial=0)))
             require(largest <= bounds.get(name, 0), f"has noise of {largest} in {name}, more than it can be")
         return noisy
+
+    def _compare(self, told: Model, made: Model, statistics: SufficientStatistics, head: HeadSettings) -> float:
+        """How far a released head is from the one made here, relative to that; raises Wrong if it is another model."""
+        if told.digest() == made.digest():
+            return 0.0
+        require(dataclasses.replace(told, head=made.head).digest() == made.digest(), "is not the model of these sums")
+        require(told.head.rule == made.head.rule, "has a head of another rule than it says")
+        right, allowed = made.head, TOLERANCE
+        if not self.sums.task.release:
+            moments = exact_moments(self.sums.task, statistics)
+            if right.rule == "gcv":
+                right, excess = gcv_head(moments, told.head.ridge, intercept=head.intercept)
+                require(excess <= FLAT, f"has lambda {told.head.ridge:.3g}, which cross-validation does not choose")
+            allowed = max(TOLERANCE, rounding(moments, right.ridge, intercept=head.intercept))
+        pairs = (
+            (told.head.weights, right.weights),
+            (told.head.intercept, right.intercept),
+            (np.array(told.head.ridge), np.array(right.ridge)),
+        )
+        far = [float(np.linalg.norm(a - b)) / (float(np.linalg.norm(b)) or 1.0) for a, b in pairs]
+        require(all(one <= allowed for one in far), f"has a head that the sums do not give: off by {max(far):.2g}")
+        return max(far)
 
 
 def _difference(phase: str, ours: bytes, theirs: bytes) -> str:
@@ -247,19 +281,3 @@ def _difference(phase: str, ours: bytes, theirs: bytes) -> str:
             fields = [name for name in kind.__struct_fields__ if getattr(told, name) != getattr(right, name)]
             return f"is not what the messages before it give: {', '.join(fields)}"
     return "is not what the messages before it give"
-
-
-def _compare(told: Model, made: Model) -> float:
-    """How far a released head is from the one made here, relative to that; raises Wrong if it is another model."""
-    if told.digest() == made.digest():
-        return 0.0
-    require(dataclasses.replace(told, head=made.head).digest() == made.digest(), "is not the model of these sums")
-    pairs = (
-        (told.head.weights, made.head.weights),
-        (told.head.intercept, made.head.intercept),
-        (np.array(told.head.ridge), np.array(made.head.ridge)),
-    )
-    same = told.head.rule == made.head.rule
-    far = max(float(np.linalg.norm(a - b)) / (float(np.linalg.norm(b)) or 1.0) for a, b in pairs)
-    require(same and far <= TOLERANCE, f"has a head that the sums do not give: off by {far:.2g}, or of another rule")
-    return far

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fedopal_secure.audit.opening import Opening, Prelude, Wrong, read_opening
+from fedopal_secure.audit.proposals import Prelude, ProposedRound, Wrong, read_proposals
 from fedopal_secure.audit.replay import Replay
-from fedopal_secure.core.errors import InputError
+from fedopal_secure.core.errors import FedopalError, InputError
 from fedopal_secure.core.params import ENCRYPTED, MASKED
 from fedopal_secure.federation.config import PolicyConfig
 from fedopal_secure.federation.secure_sum import PLAIN
@@ -25,6 +25,7 @@ from fedopal_secure.federation.transcript import (
     BrokenTranscript,
     SignedHead,
     read_head,
+    read_regular,
     read_transcript,
 )
 from fedopal_secure.federation.vectors import central_release
@@ -32,6 +33,7 @@ from fedopal_secure.model import is_released
 
 # Who answers for what the server's signature is not on.
 KEEPER: Final = "whoever kept this transcript"
+_LONGEST: Final = 400
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,14 @@ def verify(run: Path, trust: PolicyConfig, report: Callable[[int, int], None] | 
     trusted = signed is not None and _is_trusted(signed, prelude.head, trust)
     replay, finding = None, None
     try:
-        replay = Replay(_opening(prelude, trust))
+        replay = Replay(_proposed(prelude, trust))
         for entry in read_transcript(folder):
             try:
                 replay.step(entry)
             except Wrong as wrong:
                 raise Wrong(wrong.reason, *wrong.blame, number=entry.number) from None
+            except FedopalError as error:
+                raise Wrong(str(error), number=entry.number) from None
             if report is not None:
                 report(entry.number + 1, prelude.count)
         _check_end(replay, signed, trusted, run / "model.safetensors")
@@ -122,7 +126,7 @@ def verify(run: Path, trust: PolicyConfig, report: Callable[[int, int], None] | 
     except Wrong as wrong:
         # What the server did not sign anybody can have written, but for what others signed.
         blame = tuple(KEEPER if party == SERVER and not trusted else party for party in wrong.blame)
-        finding = Finding(wrong.number, wrong.reason, blame)
+        finding = Finding(wrong.number, _printable(wrong.reason), blame)
     return Verification(
         ok=finding is None,
         finding=finding,
@@ -137,9 +141,9 @@ def verify(run: Path, trust: PolicyConfig, report: Callable[[int, int], None] | 
     )
 
 
-def _opening(prelude: Prelude, trust: PolicyConfig) -> Opening:
+def _proposed(prelude: Prelude, trust: PolicyConfig) -> ProposedRound:
     try:
-        return read_opening(prelude, trust)
+        return read_proposals(prelude, trust)
     except Wrong as wrong:
         if wrong.number is None and prelude.broken is not None:  # what is missing may come after the break
             raise prelude.broken from None
@@ -160,11 +164,24 @@ def _check_end(replay: Replay, signed: SignedHead | None, trusted: bool, file: P
         raise Wrong("no server that the trust file names has signed this transcript's head", KEEPER)
     if signed.model != replay.model.digest().hex():
         raise Wrong("the server signed another model than the one that it released")
-    if replay.proposed.server.hex() != signed.server:
+    if replay.terms.server.hex() != signed.server:
         raise Wrong("another server signed the head than the one that proposed the sessions")
     released = replay.model.by(signed.head, signed.server, signed.signature)
-    if file.exists() and file.read_bytes() != released.to_bytes():
+    if file.exists() and not _holds(file, released.to_bytes()):
         raise Wrong("the model beside the transcript is not the file that this round released", KEEPER)
+
+
+def _holds(file: Path, content: bytes) -> bool:
+    try:
+        return read_regular(file, len(content)) == content
+    except OSError:
+        return False
+
+
+def _printable(text: str) -> str:
+    """What a stranger wrote may be in it: one line, without what a terminal obeys."""
+    plain = "".join(sign if sign.isprintable() else "?" for sign in text)
+    return plain if len(plain) <= _LONGEST else f"{plain[:_LONGEST]}..."
 
 
 def _sessions(replay: Replay) -> tuple[SessionFound, ...]:
@@ -187,7 +204,7 @@ def _noted(replay: Replay) -> tuple[Noted, ...]:
 
 def _unchecked(replay: Replay, file: Path) -> tuple[str, ...]:
     """What no transcript of this kind can show."""
-    protocol = replay.proposed.protocol
+    protocol = replay.terms.protocol
     lines = [
         "that clients took what they uploaded from images, and from whose",
         "answers that the server left out: the transcript has what the server took",
@@ -195,7 +212,7 @@ def _unchecked(replay: Replay, file: Path) -> tuple[str, ...]:
     if protocol in MASKED:
         lines.append("the sealed shares: of each the transcript has the hash that its dealer signed")
     if protocol in ENCRYPTED:
-        lines.append("the ciphertexts: their hashes are signed; that their sum was opened is the key authority's word")
+        lines.append("that what was opened is the sum of these uploads and no others: the authority saw the total only")
     if protocol not in MASKED:
         lines.append("who was invited and sent nothing: without masks a transcript shows only who uploaded")
     if protocol == PLAIN:

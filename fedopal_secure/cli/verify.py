@@ -78,7 +78,7 @@ def _print(found: Verification, name: Callable[[str], str]) -> None:
         print(f"transcript {found.head}\nmodel      {found.model}")
     for note in found.noted:
         print(f"noted: {name(note.client)}: {note.reason}" + (f" ({name(note.holder)})" if note.holder else ""))
-    if found.unchecked:
+    if found.ok:
         print("not checked, because a transcript does not show it:")
         for line in found.unchecked:
             print(f"- {line}")

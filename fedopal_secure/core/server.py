@@ -110,7 +110,7 @@ def receive(state: ServerState, sender: bytes, data: bytes) -> ServerState:
     return _next(state, "receive")
 
 
-def witness(state: ServerState, sender: bytes, shown: bytes) -> ServerState:
+def receive_public(state: ServerState, sender: bytes, shown: bytes) -> ServerState:
     """As `receive`, of what a transcript shows of the message: no sealed shares, and of an encrypted upload no payload.
 
     What is not shown is not checked either, and relays can no longer be made. Raises ClientFault.

@@ -154,8 +154,8 @@ class EncryptedServer:
         upload = decode(EncryptedUpload, data, lambda reason: ClientFault(sender, reason))
         self._take(sender, upload.signed, upload.payload)
 
-    def witness(self, sender: bytes, shown: bytes) -> None:
-        """See `SumServer.witness`."""
+    def receive_public(self, sender: bytes, shown: bytes) -> None:
+        """See `SumServer.receive_public`."""
         if self._asked:
             self._total.receive(sender, shown)
         else:
@@ -231,12 +231,12 @@ class MaskedEncryptedServer(PairwiseServer):
         else:
             super().receive(sender, data)
 
-    def witness(self, sender: bytes, shown: bytes) -> None:
-        """See `SumServer.witness`."""
+    def receive_public(self, sender: bytes, shown: bytes) -> None:
+        """See `SumServer.receive_public`."""
         if self._asked:
             self._total.receive(sender, shown)
         else:
-            super().witness(sender, shown)
+            super().receive_public(sender, shown)
 
     def believe_total(self, asked: bytes) -> None:
         """Take the hash of the total from a transcript, in which there are no ciphertexts to add."""

@@ -32,8 +32,13 @@ def check_rule(head: HeadSettings, *, noisy: bool) -> None:
 
 def solve_exact(task: Task, statistics: SufficientStatistics, head: HeadSettings) -> RidgeHead:
     """The head of exact sums; a rule that is for noise gives way to gcv."""
-    moments = Moments.from_statistics(statistics, feature_grid(task))
+    moments = exact_moments(task, statistics)
     return solve_ridge(moments, _EXACT.get(head.rule, "gcv"), head.value, intercept=head.intercept)
+
+
+def exact_moments(task: Task, statistics: SufficientStatistics) -> Moments:
+    """What the head of exact sums is made of, in units of features."""
+    return Moments.from_statistics(statistics, feature_grid(task))
 
 
 def solve_head(

@@ -107,9 +107,9 @@ class PairwiseServer:
         """See `SumServer.receive`."""
         self._state = secagg_server.receive(self._state, sender, data)
 
-    def witness(self, sender: bytes, shown: bytes) -> None:
-        """See `SumServer.witness`."""
-        self._state = secagg_server.witness(self._state, sender, shown)
+    def receive_public(self, sender: bytes, shown: bytes) -> None:
+        """See `SumServer.receive_public`."""
+        self._state = secagg_server.receive_public(self._state, sender, shown)
 
     def finish(self) -> Sum:
         """See `SumServer.finish`."""

@@ -81,13 +81,15 @@ class PlainServer:
         upload = decode(PlainUpload, data, lambda reason: ClientFault(sender, reason))
         if (upload.sender, upload.session, upload.context) != (sender, self.session, self._context):
             raise ClientFault(sender, "uploaded for another identity, session or context")
+        if len(self._survivors) == self.params.clients:
+            raise ClientFault(sender, "came after the roster was full")
         if sender in self._survivors or len(upload.payload) != self.params.upload_bytes:
             raise ClientFault(sender, "uploaded twice, or an upload of the wrong length")
         Ring(self.params.modulus).add_into(self._total, from_wire(upload.payload, self.params.segments))
         self._survivors.add(sender)
 
-    def witness(self, sender: bytes, shown: bytes) -> None:
-        """See `SumServer.witness`; all of an answer is shown."""
+    def receive_public(self, sender: bytes, shown: bytes) -> None:
+        """See `SumServer.receive_public`; all of an answer is shown."""
         self.receive(sender, shown)
 
     def finish(self) -> Sum:

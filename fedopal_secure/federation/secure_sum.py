@@ -103,7 +103,7 @@ class SumServer(Protocol):
         """Take an answer; raises ClientFault(sender), after which the session goes on without that answer."""
         ...
 
-    def witness(self, sender: bytes, shown: bytes) -> None:
+    def receive_public(self, sender: bytes, shown: bytes) -> None:
         """As `receive`, of what `transcript.public_part` shows of an answer; the session ends with the same sum."""
         ...
 

@@ -9,8 +9,10 @@ the hash.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +32,8 @@ from fedopal_secure.model import Model
 Hex32 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _LABEL = b"fedopal-secure/transcript/v1\x00"
 _START = bytes(32).hex()
+
+_MOST_OF_HEAD: Final = 4096  # bytes; it has some 400
 
 SERVER: Final = "server"
 PUBLIC_CONTEXT: Final = "public-context"  # the key authority's, before everything else
@@ -77,6 +81,7 @@ class Transcript:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._count = 0
+        self._ended = False
         self.head = _START
         if folder is not None:
             if folder.exists():
@@ -84,19 +89,10 @@ class Transcript:
             (folder / "messages").mkdir(parents=True)
 
     def record(self, session: bytes, phase: str, sender: str, body: bytes) -> None:
-        """Append a message; `sender` is `server` or an identity in hex."""
-        line = json.dumps(
-            {
-                "number": self._count,
-                "session": session.hex(),
-                "phase": phase,
-                "sender": sender,
-                "bytes": len(body),
-                "sha256": hashlib.sha256(body).hexdigest(),
-                "previous": self.head,
-            },
-            separators=(",", ":"),
-        )
+        """Append a message; `sender` is `server` or an identity in hex. What comes after the signature is left out."""
+        if self._ended:
+            return
+        line = _line(self._count, session.hex(), phase, sender, body, self.head)
         if self._folder is not None:
             (self._folder / "messages" / f"{self._count:05d}.bin").write_bytes(body)
             with (self._folder / "chain.jsonl").open("a", encoding="ascii") as chain:
@@ -105,10 +101,24 @@ class Transcript:
         self.head = _link(line)
 
     def sign(self, model: Model) -> None:
-        """Leave the signature that a model carries beside the record."""
+        """Leave the signature that a model carries beside the record, and end it."""
+        self._ended = True
         if self._folder is not None:
             signed = SignedHead(self.head, model.digest().hex(), model.server, model.signature)
             (self._folder / "head.json").write_bytes(signed.to_bytes())
+
+
+def _line(number: int, session: str, phase: str, sender: str, body: bytes, previous: str) -> str:
+    fields = {
+        "number": number,
+        "session": session,
+        "phase": phase,
+        "sender": sender,
+        "bytes": len(body),
+        "sha256": hashlib.sha256(body).hexdigest(),
+        "previous": previous,
+    }
+    return json.dumps(fields, separators=(",", ":"))
 
 
 def _link(line: str) -> str:
@@ -134,10 +144,18 @@ def public_request(phase: str, body: bytes) -> bytes:
     return encode(replace(asked, total=total_hash(asked.total)))
 
 
+def read_regular(path: Path, most: int | None = None) -> bytes:
+    """The bytes of a file that somebody else made: no pipe or device, and no longer than `most`; raises OSError."""
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode) or (most is not None and about.st_size > most):
+        raise OSError(errno.EINVAL, "not such a file as was recorded", str(path))
+    return path.read_bytes()
+
+
 def read_head(folder: Path) -> SignedHead | None:
     """The signed head of a transcript, whose signature is yet to be checked; None if there is none as it is written."""
     try:
-        content = (folder / "head.json").read_bytes()
+        content = read_regular(folder / "head.json", _MOST_OF_HEAD)
         head = msgspec.json.decode(content, type=SignedHead)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
@@ -151,21 +169,22 @@ def read_transcript(folder: Path) -> Iterator[Entry]:
     for a folder that holds none.
     """
     try:
-        *lines, rest = (folder / "chain.jsonl").read_bytes().decode("ascii").split("\n")
-    except (OSError, UnicodeDecodeError):
+        *lines, rest = read_regular(folder / "chain.jsonl").split(b"\n")
+    except OSError:
         raise InputError(f"{folder} holds no readable transcript: give the transcript folder of a run") from None
     head = _START
-    for number, line in enumerate(lines):
+    for number, raw in enumerate(lines):
         try:
+            line = raw.decode("ascii")
             fields = json.loads(line)
-            body = (folder / "messages" / f"{number:05d}.bin").read_bytes()
-            told = (fields["number"], fields["bytes"], fields["sha256"], fields["previous"])
-            entry = Entry(number, fields["session"], fields["phase"], fields["sender"], body, _link(line))
+            session, phase, sender = fields["session"], fields["phase"], fields["sender"]
+            body = read_regular(folder / "messages" / f"{number:05d}.bin", fields["bytes"])
+            as_recorded = line == _line(number, session, phase, sender, body, head)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise BrokenTranscript(folder, number) from None
-        written = all(isinstance(text, str) for text in (entry.session, entry.phase, entry.sender))
-        if not written or told != (number, len(body), hashlib.sha256(body).hexdigest(), head):
+        if not as_recorded or not all(isinstance(text, str) for text in (session, phase, sender)):
             raise BrokenTranscript(folder, number)
+        entry = Entry(number, session, phase, sender, body, _link(line))
         yield entry
         head = entry.head
     if rest:

@@ -54,21 +54,54 @@ def solve_ridge(
         raise InputError(f"there is no lambda rule {rule!r}: give one of {', '.join(RIDGE_RULES)}")
     if rule == "fixed" and not (math.isfinite(ridge) and ridge >= 0):
         raise InputError(f"lambda {ridge}: give a number that is not negative")
-    n, counts = moments.images, moments.counts.tolist()
-    if intercept:
-        gram, cross, freedom = moments.centred_r(), moments.centred_c(), n - 1
-        target = (n * n - sum(count * count for count in counts)) / n  # in integers: exactly 0 for a single class
-    else:
-        gram, cross, freedom, target = moments.r, moments.c, n, float(n)
-
-    weights = cholesky_weights(gram, cross, ridge) if rule == "fixed" else None
+    weights = None
+    if rule == "fixed":
+        gram, cross = (moments.centred_r(), moments.centred_c()) if intercept else (moments.r, moments.c)
+        weights = cholesky_weights(gram, cross, ridge)
     if weights is None:
-        spectrum = RidgeSpectrum.decompose(gram, cross, freedom, target)
+        spectrum = _spectrum(moments, intercept)
         if rule == "gcv":
             ridge = choose_ridge(spectrum)
         weights = spectrum.weights(ridge)
-    offset = moments.class_shares - moments.mean @ weights if intercept else np.zeros(len(counts))
-    return RidgeHead(weights, offset, ridge, rule)
+    return RidgeHead(weights, _offset(moments, weights, intercept), ridge, rule)
+
+
+def gcv_head(moments: Moments, ridge: float, *, intercept: bool = True) -> tuple[RidgeHead, float]:
+    """The head of rule "gcv" at this lambda, for whoever checks one that was made elsewhere.
+
+    And by how much cross-validation likes that lambda less than its own choice, relative; infinite for a lambda that it
+    never chooses.
+    """
+    spectrum = _spectrum(moments, intercept)
+    weights = spectrum.weights(ridge)
+    head = RidgeHead(weights, _offset(moments, weights, intercept), ridge, "gcv")
+    best = choose_ridge(spectrum)
+    if ridge == best:
+        return head, 0.0
+    if not (math.isfinite(ridge) and ridge > 0 and len(spectrum.eigenvalues)):
+        return head, math.inf
+    told, least = float(spectrum.gcv(ridge)), float(spectrum.gcv(best))
+    return head, told / least - 1 if least > 0 and math.isfinite(told) else math.inf
+
+
+def rounding(moments: Moments, ridge: float, *, intercept: bool = True) -> float:
+    """How far rounding alone may take a head's weights at this lambda, relative: d * epsilon * the condition number."""
+    eigenvalues = _spectrum(moments, intercept).eigenvalues + ridge
+    if not len(eigenvalues):
+        return 0.0
+    return float(len(moments.r) * np.finfo(np.float64).eps * eigenvalues[-1] / eigenvalues[0])
+
+
+def _spectrum(moments: Moments, intercept: bool) -> RidgeSpectrum:
+    n, counts = moments.images, moments.counts.tolist()
+    if not intercept:
+        return RidgeSpectrum.decompose(moments.r, moments.c, n, float(n))
+    target = (n * n - sum(count * count for count in counts)) / n  # in integers: exactly 0 for a single class
+    return RidgeSpectrum.decompose(moments.centred_r(), moments.centred_c(), n - 1, target)
+
+
+def _offset(moments: Moments, weights: NDArray[np.float64], intercept: bool) -> NDArray[np.float64]:
+    return moments.class_shares - moments.mean @ weights if intercept else np.zeros(len(moments.counts))
 
 
 def cholesky_weights(gram: NDArray[np.float64], cross: NDArray[np.float64], ridge: float) -> NDArray[np.float64] | None:

@@ -13,7 +13,7 @@ from fedopal_secure.core.errors import InputError, MisuseError
 from fedopal_secure.encoding.grid import FeatureGrid
 from fedopal_secure.solver.gcv import RidgeSpectrum, choose_ridge
 from fedopal_secure.solver.moments import Moments
-from fedopal_secure.solver.ridge import RidgeHead, cholesky_weights, solve_ridge
+from fedopal_secure.solver.ridge import RidgeHead, cholesky_weights, gcv_head, rounding, solve_ridge
 from fedopal_secure.statistics.sums import accumulate
 
 
@@ -340,3 +340,25 @@ def test_an_unknown_rule_is_refused() -> None:
 def test_features_of_another_dimension_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(MisuseError, match=r"\(n, 3\)"):
         solve_ridge(clusters(0, 9, 3, 2).moments).scores(np.zeros(shape))
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_the_head_of_gcv_at_a_lambda_that_was_told(intercept: bool) -> None:
+    moments = clusters(5, 80, 12, 3).moments
+    chosen = solve_ridge(moments, intercept=intercept)
+    again, excess = gcv_head(moments, chosen.ridge, intercept=intercept)
+    assert excess == 0
+    assert np.array_equal(again.weights, chosen.weights)
+    assert np.array_equal(again.intercept, chosen.intercept)
+    other, excess = gcv_head(moments, chosen.ridge * 100, intercept=intercept)
+    assert excess > 1e-3
+    fixed = solve_ridge(moments, "fixed", chosen.ridge * 100, intercept=intercept)
+    assert np.allclose(other.weights, fixed.weights, rtol=1e-9)
+    assert [gcv_head(moments, none)[1] for none in (0.0, -1.0, math.nan, math.inf)] == [math.inf] * 4
+
+
+def test_rounding_is_of_the_condition_number() -> None:
+    moments = Moments(np.diag([1.0, 1e-6]), np.ones((2, 2)), np.array([1, 1]))
+    epsilon = 2 * np.finfo(np.float64).eps
+    assert rounding(moments, 0.0, intercept=False) == pytest.approx(1e6 * epsilon)
+    assert rounding(moments, 1.0, intercept=False) == pytest.approx(2 * epsilon, rel=1e-5)

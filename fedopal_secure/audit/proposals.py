@@ -37,17 +37,17 @@ def require(holds: bool, reason: str) -> None:
 
 
 @dataclass(frozen=True)
-class Opening:
-    """The sessions of a round as they were proposed, what the auditor holds against them, and which clients spoke."""
+class ProposedRound:
+    """The sessions of a round as proposed, what the auditor holds against them, and who may have been asked."""
 
     proposals: tuple[messages.Proposal, ...]
     policy: Policy
     public_context: PublicContext | None
-    senders: tuple[bytes, ...]
+    invited: tuple[bytes, ...]
 
 
 class Prelude:
-    """What `read_opening` needs of a transcript, gathered as its entries go by; `head` is the last one's."""
+    """What `read_proposals` needs of a transcript, gathered as its entries go by; `head` is the last one's."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         """Stops, without an error, where the chain is broken: replayed, it breaks there again."""
@@ -78,7 +78,7 @@ class Prelude:
             return  # the replay says so, at its place
 
 
-def read_opening(prelude: Prelude, trust: PolicyConfig) -> Opening:
+def read_proposals(prelude: Prelude, trust: PolicyConfig) -> ProposedRound:
     """Check the proposals as every client with this policy did, and their chain; raises Wrong with the entry's number.
 
     Raises InputError for a policy that names no server, or nobody to take part.
@@ -110,7 +110,11 @@ def read_opening(prelude: Prelude, trust: PolicyConfig) -> Opening:
     missing = names[len(proposals) :]
     if missing:
         raise Wrong(f"there is no proposal of the session '{missing[0]}' in it")
-    return Opening(tuple(proposals), policy, context, tuple(sorted(prelude.senders)))
+    if prelude.broken is not None and not prelude.senders:
+        raise prelude.broken
+    # Who was invited is in no message: those whom the policy lists, or where an authority admits them, who spoke.
+    invited = members.identities if members.authority is None else members.identities | prelude.senders
+    return ProposedRound(tuple(proposals), policy, context, tuple(sorted(invited)))
 
 
 def _check(
@@ -128,7 +132,7 @@ def _check(
     check_task(params)
     check_spending(policy, params.task.release, ())
     names = session_names(params.task.prompt_mode, params.task.min_contributors)
-    require(names[len(before) : len(before) + 1] == (params.name,), f"proposes a session '{params.name}' out of order")
+    require(names[len(before) : len(before) + 1] == (params.name,), f"proposes a session {params.name!r} out of order")
     parent = session_id(before[-1].params) if before else b""
     require(params.parent == parent, "proposes a session that does not continue the one before it")
     require(
