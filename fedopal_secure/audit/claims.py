@@ -10,6 +10,7 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
@@ -141,9 +142,9 @@ def select(claims: Sequence[Claim], ids: Sequence[str]) -> tuple[Claim, ...]:
     """The claims of these ids in the file's order, all of them for none; raises InputError for an unknown one."""
     unknown = set(ids) - {claim.id for claim in claims}
     if unknown:
-        raise InputError(
-            f"there is no claim {min(unknown)!r}; the claims are {', '.join(claim.id for claim in claims)}"
-        )
+        near = get_close_matches(min(unknown).upper(), [claim.id for claim in claims], n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"they are in {CLAIMS}"
+        raise InputError(f"there is no claim {min(unknown)!r}: {hint}")
     return tuple(claim for claim in claims if not ids or claim.id in ids)
 
 

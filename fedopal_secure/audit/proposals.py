@@ -81,9 +81,11 @@ class Prelude:
 def read_proposals(prelude: Prelude, trust: PolicyConfig) -> ProposedRound:
     """Check the proposals as every client with this policy did, and their chain; raises Wrong with the entry's number.
 
-    Raises InputError for a policy that names no server, or nobody to take part.
+    Raises InputError for a policy that names no server, nobody to take part, or somebody twice.
     """
     servers, members = frozenset(map(bytes.fromhex, trust.servers.values())), named_members(trust)
+    if len(members.identities) < len(trust.identities):
+        raise InputError("the trust file gives one identity two names: each client has one of its own")
     if not servers or not (members.identities or members.authority):
         raise InputError("the trust file names no server, or nobody who may take part: give `servers` and `identities`")
     proposals: list[messages.Proposal] = []
@@ -101,7 +103,10 @@ def read_proposals(prelude: Prelude, trust: PolicyConfig) -> ProposedRound:
     except Wrong as wrong:
         raise Wrong(wrong.reason, *wrong.blame, number=number) from None
     except ProtocolError as error:
-        raise Wrong(f"proposes what no client with this policy takes part in: {error}", number=number) from None
+        raise Wrong(
+            f"proposes what no client with this policy takes part in, or the trust file is of another round: {error}",
+            number=number,
+        ) from None
     except InputError as error:
         raise Wrong(str(error), number=number) from None
     if policy is None:

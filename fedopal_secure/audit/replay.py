@@ -95,6 +95,14 @@ class Replay:
     def _params(self, name: str) -> SessionParams:
         return self.sums.servers[name].params
 
+    def where(self) -> str:
+        """How far the round came, in words."""
+        begun = [name for name, asked in self._asked.items() if asked]
+        if not begun:
+            return "nothing was asked"
+        name = max(begun, key=lambda one: (len(self._asked[one]), self.sums.sessions.index(one)))
+        return f"the last request was {self._asked[name][-1]!r} of the session {name!r}"
+
     # What the server asked.
 
     def _request(self, name: str, entry: Entry) -> None:

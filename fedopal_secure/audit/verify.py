@@ -29,7 +29,7 @@ from fedopal_secure.federation.transcript import (
     read_transcript,
 )
 from fedopal_secure.federation.vectors import central_release
-from fedopal_secure.model import is_released
+from fedopal_secure.model import Model, is_released
 
 # Who answers for what the server's signature is not on.
 KEEPER: Final = "whoever kept this transcript"
@@ -40,7 +40,7 @@ _LONGEST: Final = 400
 class Finding:
     """The first thing that is wrong: in which entry (None: in none of them), why, and who is to blame.
 
-    `blame` are identities in hex, `server` or `KEEPER`.
+    `blame` are identities in hex, `server` or `KEEPER`; nobody where a round just was not finished.
     """
 
     entry: int | None
@@ -73,8 +73,8 @@ class SessionFound:
 class Verification:
     """What was found. `ok` means that nothing is wrong; `unchecked` is what that does not cover.
 
-    `difference` is that of the released head from the one that was made again, relative; 0 is bit for bit. `model` is
-    the digest of the released model.
+    `difference` is that of the released head from the one that was made again, relative; 0 is bit for bit,
+    and None where no head was reached. `model` is the digest of the released model.
     """
 
     ok: bool
@@ -83,7 +83,7 @@ class Verification:
     head: str
     server: str
     model: str
-    difference: float
+    difference: float | None
     sessions: tuple[SessionFound, ...]
     noted: tuple[Noted, ...]
     unchecked: tuple[str, ...]
@@ -118,7 +118,10 @@ def verify(run: Path, trust: PolicyConfig, report: Callable[[int, int], None] | 
                 raise Wrong(str(error), number=entry.number) from None
             if report is not None:
                 report(entry.number + 1, prelude.count)
-        _check_end(replay, signed, trusted, run / "model.safetensors")
+        if replay.model is None:
+            finding = Finding(None, f"the round was not finished, or its end is cut off: {replay.where()}", ())
+        else:
+            _check_end(replay, replay.model, signed, trusted, run / "model.safetensors")
         if len(list((folder / "messages").iterdir())) != prelude.count:
             raise Wrong("there are files in messages/ that no entry names", KEEPER)
     except BrokenTranscript as broken:
@@ -134,7 +137,7 @@ def verify(run: Path, trust: PolicyConfig, report: Callable[[int, int], None] | 
         head=prelude.head,
         server=signed.server if trusted and signed is not None else "",
         model=replay.model.digest().hex() if replay is not None and replay.model is not None else "",
-        difference=0.0 if replay is None else replay.difference,
+        difference=None if replay is None or replay.model is None else replay.difference,
         sessions=() if replay is None else _sessions(replay),
         noted=() if replay is None else _noted(replay),
         unchecked=() if replay is None else _unchecked(replay, run / "model.safetensors"),
@@ -157,16 +160,14 @@ def _is_trusted(signed: SignedHead, head: str, trust: PolicyConfig) -> bool:
     return known and is_released(server, head, model, signed.signature)
 
 
-def _check_end(replay: Replay, signed: SignedHead | None, trusted: bool, file: Path) -> None:
-    if replay.model is None:
-        raise Wrong("the transcript ends before the release: the round was not finished, or the end is cut off")
+def _check_end(replay: Replay, model: Model, signed: SignedHead | None, trusted: bool, file: Path) -> None:
     if signed is None or not trusted:
         raise Wrong("no server that the trust file names has signed this transcript's head", KEEPER)
-    if signed.model != replay.model.digest().hex():
+    if signed.model != model.digest().hex():
         raise Wrong("the server signed another model than the one that it released")
     if replay.terms.server.hex() != signed.server:
         raise Wrong("another server signed the head than the one that proposed the sessions")
-    released = replay.model.by(signed.head, signed.server, signed.signature)
+    released = model.by(signed.head, signed.server, signed.signature)
     if file.exists() and not _holds(file, released.to_bytes()):
         raise Wrong("the model beside the transcript is not the file that this round released", KEEPER)
 
@@ -208,6 +209,7 @@ def _unchecked(replay: Replay, file: Path) -> tuple[str, ...]:
     lines = [
         "that clients took what they uploaded from images, and from whose",
         "answers that the server left out: the transcript has what the server took",
+        "whatever else is in the folder, as config.toml and result.json",
     ]
     if protocol in MASKED:
         lines.append("the sealed shares: of each the transcript has the hash that its dealer signed")

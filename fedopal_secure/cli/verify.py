@@ -59,15 +59,15 @@ def verify(
     if found.finding is not None:
         where = "" if found.finding.entry is None else f"entry {found.finding.entry}: "
         blame = ", ".join("the server" if party == SERVER else name(party) for party in found.finding.blame)
-        fail(f"{where}{found.finding.reason}. To blame: {blame}", ABORTED)
+        fail(f"{where}{found.finding.reason}." + (f" To blame: {blame}" if blame else ""), ABORTED)
 
 
 def _print(found: Verification, name: Callable[[str], str]) -> None:
-    table = Table("session", "protocol", "summed over", "dropped", "threshold", "sum (SHA-256)")
+    table = Table("session", "protocol", "summed over", "dropped", "threshold")
     for session in found.sessions:
         dropped = ", ".join(map(name, session.dropped)) or "nobody"
         over = f"{len(session.survivors)} clients"
-        table.add_row(session.name, session.protocol, over, dropped, str(session.threshold or ""), session.total[:16])
+        table.add_row(session.name, session.protocol, over, dropped, str(session.threshold or ""))
     console = new_console(file=sys.stdout)
     if found.sessions:
         console.print(table)
@@ -75,7 +75,9 @@ def _print(found: Verification, name: Callable[[str], str]) -> None:
         same = "bit for bit" if not found.difference else f"up to {found.difference:.1g} of its size"
         signer = name(found.server)
         print(f"OK: {found.entries} messages, signed by {signer}; the head is that of the sums, {same}.")
-        print(f"transcript {found.head}\nmodel      {found.model}")
+        for session in found.sessions:
+            print(f"sum of {session.name}: {session.total}")
+        print(f"transcript: {found.head}\nmodel: {found.model}")
     for note in found.noted:
         print(f"noted: {name(note.client)}: {note.reason}" + (f" ({name(note.holder)})" if note.holder else ""))
     if found.ok:

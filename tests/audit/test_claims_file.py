@@ -149,8 +149,10 @@ def test_claims_are_selected_in_the_files_order(root):
     assert [claim.id for claim in select(claims, ["DOOR-HOLDS", "LOCK-HOLDS"])] == ["LOCK-HOLDS", "DOOR-HOLDS"]
     assert [claim.id for claim in select(claims, ["DOOR-HOLDS"])] == ["DOOR-HOLDS"]
     assert select(claims, []) == claims
-    with pytest.raises(InputError, match="there is no claim 'GATE'; the claims are LOCK-HOLDS, DOOR-HOLDS"):
+    with pytest.raises(InputError, match="there is no claim 'GATE': they are in"):
         select(claims, ["GATE"])
+    with pytest.raises(InputError, match="there is no claim 'lock-hold': did you mean LOCK-HOLDS"):
+        select(claims, ["lock-hold"])
 
 
 def test_the_hash_is_over_names_and_bytes(root):

@@ -23,8 +23,9 @@ from fedopal_secure.audit.verify import KEEPER, Finding, Verification
 from fedopal_secure.core import client as client_module
 from fedopal_secure.core import messages, recovery
 from fedopal_secure.core.codec import decode, encode
-from fedopal_secure.core.errors import InputError, OverflowBudgetError
+from fedopal_secure.core.errors import InputError, OverflowBudgetError, SessionAborted
 from fedopal_secure.core.identity import SigningKey
+from fedopal_secure.federation.config import SimulationConfig
 from fedopal_secure.federation.plain_sum import PlainUpload
 from fedopal_secure.federation.release import Release
 from fedopal_secure.federation.round_sums import RoundSums
@@ -32,6 +33,7 @@ from fedopal_secure.federation.server import RoundServer
 from fedopal_secure.federation.transcript import Entry, Transcript
 from fedopal_secure.he.messages import OpenedTotal, OpenRequest, PublicContext, SignedUpload
 from fedopal_secure.model import Model
+from fedopal_secure.runtimes.simulation import Simulation
 from tests.audit.rounds import Entries, Round, mutations, rewritten, run_round
 
 STRANGER = SigningKey(b"s" * 32)
@@ -398,8 +400,19 @@ def test_a_request_out_of_order_and_a_message_after_the_end(whole: Round, tmp_pa
 def test_the_end_cut_off(whole: Round, tmp_path: Path) -> None:
     found = rewritten(whole, whole.entries()[:-1], tmp_path / "run", None).verify()
     assert found.finding is not None
-    assert "ends before the release" in found.finding.reason
-    assert found.finding.blame == (KEEPER,)
+    assert "not finished, or its end is cut off: the last request was 'reveal'" in found.finding.reason
+    assert (found.finding.blame, found.difference) == ((), None)
+
+
+def test_a_round_that_was_aborted(tmp_path: Path) -> None:
+    """Nobody is to blame for that, and the auditor is told where it ended."""
+    with pytest.raises(SessionAborted):
+        run_round(tmp_path / "run", drop=("upload:4",))
+    simulation = Simulation(SimulationConfig(clients=5, train_limit=100))
+    found = Round(simulation, tmp_path / "run").verify()
+    assert found.finding is not None
+    assert found.finding.blame == ()
+    assert "the last request was 'upload' of the session 'statistics'" in found.finding.reason
 
 
 def test_an_invented_client_and_an_invented_session(whole: Round, tmp_path: Path) -> None:
@@ -587,6 +600,8 @@ def test_another_server_and_other_terms(whole: Round) -> None:
         assert reason in found.finding.reason, found.finding
     with pytest.raises(InputError, match="names no server"):
         whole.verify(servers={})
+    with pytest.raises(InputError, match="one identity two names"):
+        whole.verify(identities=whole.trust.identities | {"again": next(iter(whole.trust.identities.values()))})
 
 
 def test_a_head_that_no_trusted_server_signed(whole: Round, tmp_path: Path) -> None:

@@ -24,3 +24,11 @@ def test_configuration_and_policy_together(tmp_path: Path) -> None:
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "differ from the plain sums by 0" in done.stdout
+
+
+def test_the_trust_file_reads() -> None:
+    from fedopal_secure.federation.config import PolicyConfig, load_toml, parse_config
+
+    trust = parse_config(PolicyConfig, load_toml(EXAMPLES / "trust.toml"), "trust.toml")
+    assert len(set(trust.identities.values())) == 4
+    assert trust.servers
