@@ -24,7 +24,8 @@ def initial_prompts(seed: bytes, tokens: int, dimension: int, std: float = 0.02)
     stream = hashlib.shake_256(b"fedopal-secure/initial-prompts/v1" + seed).digest(4 * tokens * dimension)
     # 24 bits are what a float32 in [-1, 1) holds exactly; a uniform on it has variance 1/3.
     signed = (np.frombuffer(stream, "<u4") >> 8).astype(np.float64) / 2**23 - 1
-    return (signed * (std * np.sqrt(3.0))).astype(np.float32).reshape(tokens, dimension)
+    prompts: NDArray[np.float32] = (signed * (std * np.sqrt(3.0))).astype(np.float32).reshape(tokens, dimension)
+    return prompts
 
 
 def prompts_digest(prompts: NDArray[np.float32]) -> bytes:
