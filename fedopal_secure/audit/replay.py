@@ -27,7 +27,7 @@ from fedopal_secure.encoding.layout import COUNTS
 from fedopal_secure.encoding.prompts import initial_prompts, prompts_digest
 from fedopal_secure.federation.config import HeadSettings, parse_config
 from fedopal_secure.federation.encrypted_sum import EncryptedServer, MaskedEncryptedServer
-from fedopal_secure.federation.heads import check_rule, exact_moments
+from fedopal_secure.federation.heads import WITH_VALUE, check_rule, exact_moments, solve_at
 from fedopal_secure.federation.release import RELEASE, Release, make_model, unpack_noisy
 from fedopal_secure.federation.round_sums import RoundSums
 from fedopal_secure.federation.rules import check_radius
@@ -37,7 +37,7 @@ from fedopal_secure.federation.vectors import STATISTICS_SESSION, central_releas
 from fedopal_secure.he.messages import OpenRequest
 from fedopal_secure.model import Model
 from fedopal_secure.privacy.noise import noise_bounds
-from fedopal_secure.solver.ridge import gcv_head, rounding
+from fedopal_secure.solver.ridge import rounding
 from fedopal_secure.statistics.sums import SufficientStatistics
 
 # Relative: another BLAS, or another number of its threads, changes the last digits of a head. Where R is so near to
@@ -216,10 +216,10 @@ class Replay:
         summed, task = self._finish(name), self.sums.task
         release = decode(Release, entry.body, Wrong)
         require(release.session == summed.session, "releases the model of another session")
-        require(release.rule == "fixed" or release.value == 0, "gives a lambda to a rule that finds its own")
+        require(release.rule in WITH_VALUE or release.value == 0, "gives a lambda to a rule that finds its own")
         try:
             model = Model.from_bytes(release.model, "the model in it")
-            facts = {"rule": release.rule, "value": release.value, "intercept": release.intercept}
+            facts = {"kind": release.kind, "rule": release.rule, "value": release.value, "intercept": release.intercept}
             bare = model.by("", "", "").to_bytes()
             require(bare == release.model, "has a model that is not written as one is, or says where it comes from")
             head = parse_config(HeadSettings, facts, "its settings of the head")
@@ -267,7 +267,7 @@ class Replay:
         if not self.sums.task.release:
             moments = exact_moments(self.sums.task, statistics)
             if right.rule == "gcv":
-                right, excess = gcv_head(moments, told.head.ridge, intercept=head.intercept)
+                right, excess = solve_at(moments, head, told.head.ridge)
                 require(excess <= FLAT, f"has lambda {told.head.ridge:.3g}, which cross-validation does not choose")
             allowed = max(TOLERANCE, rounding(moments, right.ridge, intercept=head.intercept))
         pairs = (

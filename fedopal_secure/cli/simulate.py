@@ -98,8 +98,15 @@ def simulate(
         list[str] | None,
         typer.Option(help="[SESSION.]PHASE:COUNT or [SESSION.]PHASE:ID,ID disappear before that phase. Repeatable."),
     ] = None,
+    head: Annotated[
+        str | None, typer.Option(metavar="KIND", help="ridge, ridge-normalised or lda: all come of the same sums.")
+    ] = None,
     ridge: Annotated[
-        str | None, typer.Option("--lambda", help="auto, gcv, private-ridge, class-mean, or a number.")
+        str | None,
+        typer.Option(
+            "--lambda",
+            help="auto, gcv, private-ridge, class-mean, a number, or relative:NUMBER (times R's mean diagonal).",
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the data split, tuning, keys and masks.")] = None,
     baselines: Annotated[bool, typer.Option(help="Also compute the baselines, for comparison.")] = False,
@@ -128,7 +135,8 @@ def simulate(
     }
     wished = {"epsilon": epsilon, "delta": delta, "mode": privacy}
     with errors():
-        settings = _settings(config, options, prompts, wished, public_map, ridge)
+        solved = ({} if head is None else {"kind": head}) | ({} if ridge is None else _lambda(ridge))
+        settings = _settings(config, options, prompts, wished, public_map, solved)
         rules = None if policy is None else parse_config(PolicyConfig, load_toml(policy), str(policy))
         from fedopal_secure.runtimes.simulation import Simulation, check_output, work
 
@@ -150,7 +158,7 @@ def _settings(
     prompts: str | None,
     wished: dict[str, Any],
     public_map: str | None,
-    ridge: str | None,
+    head: dict[str, Any],
 ) -> SimulationConfig:
     """The file's values, or the defaults, with the options over them."""
     values = {} if config is None else load_toml(config)
@@ -168,8 +176,8 @@ def _settings(
         if "privacy" not in values:
             raise InputError("--public-map helps under noise only: give an --epsilon too")
         values["features"] = _section(values, "features") | {"public": public_map}
-    if ridge is not None:
-        values["head"] = _section(values, "head") | _lambda(ridge)
+    if head:
+        values["head"] = _section(values, "head") | head
     return parse_config(SimulationConfig, values, "options" if config is None else str(config))
 
 
@@ -216,10 +224,12 @@ def _prompts(section: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def _lambda(text: str) -> dict[str, Any]:
+    relative = text.startswith("relative:")
     try:
-        return {"rule": "fixed", "value": float(text)}
+        value = float(text.removeprefix("relative:"))
     except ValueError:
         return {"rule": text}
+    return {"rule": "relative" if relative else "fixed", "value": value}
 
 
 def _print_result(result: Result, out: Path | None) -> None:

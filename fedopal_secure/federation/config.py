@@ -95,13 +95,19 @@ class PrivacySettings(_Section):
 
 
 class HeadSettings(_Section):
-    """The ridge head (FedOPAL eq. 9)."""
+    """The head: ridge regression (FedOPAL eq. 9), or another that comes of the same sums."""
 
+    kind: Annotated[
+        Literal["ridge", "ridge-normalised", "lda"],
+        Field(description="ridge; with weights of length 1 for each class; or Gaussians with one covariance"),
+    ] = "ridge"
     rule: Annotated[
-        Literal["auto", "gcv", "fixed", "private-ridge", "class-mean"],
-        Field(description="auto: gcv on exact sums, and on noisy ones by the noise; fixed: lambda is `value`"),
+        Literal["auto", "gcv", "fixed", "relative", "private-ridge", "class-mean"],
+        Field(description="auto: gcv on exact sums, on noisy ones by the noise; fixed, relative: lambda from `value`"),
     ] = "auto"
-    value: Annotated[float, Field(ge=0, allow_inf_nan=False, description="lambda of rule 'fixed'")] = 1e-6
+    value: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="lambda, or ('relative') lambda over R's mean diagonal")
+    ] = 1e-6
     intercept: Annotated[bool, Field(description="a free intercept; the paper has none")] = True
 
 

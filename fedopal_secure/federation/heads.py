@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from fedopal_secure.core.errors import InputError
@@ -11,12 +12,14 @@ from fedopal_secure.encoding.layout import COUNTS, R_DIAGONAL, C
 from fedopal_secure.federation.config import HeadSettings
 from fedopal_secure.federation.vectors import feature_grid, task_release
 from fedopal_secure.privacy.release import Release, noise_terms, total_sigma
+from fedopal_secure.solver.lda import solve_lda
 from fedopal_secure.solver.moments import Moments
 from fedopal_secure.solver.private import PRIVATE_RULES, NoisyMoments, ridge_floor, solve_private
-from fedopal_secure.solver.ridge import RidgeHead, solve_ridge
+from fedopal_secure.solver.ridge import RidgeHead, gcv_head, normalised, solve_ridge
 from fedopal_secure.statistics.sums import SufficientStatistics
 
-_EXACT: Final = {"auto": "gcv", "gcv": "gcv", "fixed": "fixed"}
+WITH_VALUE: Final = ("fixed", "relative")  # rules that take lambda from the settings' value
+_EXACT: Final = {"auto": "gcv", "gcv": "gcv", "fixed": "fixed", "relative": "relative"}
 
 
 def check_rule(head: HeadSettings, *, noisy: bool) -> None:
@@ -26,19 +29,33 @@ def check_rule(head: HeadSettings, *, noisy: bool) -> None:
     if noisy and head.rule not in (*PRIVATE_RULES, "fixed"):
         known = ", ".join(PRIVATE_RULES)
         raise InputError(f"lambda rule '{head.rule}' needs exact residuals: under noise, take one of {known}")
-    if noisy and not head.intercept:
-        raise InputError("a head of noisy sums has an intercept: leave out intercept = false")
+    if noisy and head.kind != "ridge":
+        raise InputError(f"a head of kind '{head.kind}' needs exact sums: under noise, leave out the kind")
+    if not head.intercept and (noisy or head.kind == "lda"):
+        what = "of noisy sums" if noisy else "of kind 'lda'"
+        raise InputError(f"a head {what} has an intercept: leave out intercept = false")
 
 
 def solve_exact(task: Task, statistics: SufficientStatistics, head: HeadSettings) -> RidgeHead:
     """The head of exact sums; a rule that is for noise gives way to gcv."""
-    moments = exact_moments(task, statistics)
-    return solve_ridge(moments, _EXACT.get(head.rule, "gcv"), head.value, intercept=head.intercept)
+    moments, rule = exact_moments(task, statistics), _EXACT.get(head.rule, "gcv")
+    if head.kind == "lda":
+        return solve_lda(moments, rule, head.value)
+    solved = solve_ridge(moments, rule, head.value, intercept=head.intercept)
+    return normalised(solved) if head.kind == "ridge-normalised" else solved
 
 
 def exact_moments(task: Task, statistics: SufficientStatistics) -> Moments:
     """What the head of exact sums is made of, in units of features."""
     return Moments.from_statistics(statistics, feature_grid(task))
+
+
+def solve_at(moments: Moments, head: HeadSettings, ridge: float) -> tuple[RidgeHead, float]:
+    """The head of rule "gcv" at a lambda that somebody else's chose, and by how much that is worse; see `gcv_head`."""
+    solved, excess = gcv_head(moments, ridge, intercept=head.intercept)
+    if head.kind == "lda":
+        return replace(solve_lda(moments, "fixed", ridge), rule="gcv"), excess
+    return (normalised(solved) if head.kind == "ridge-normalised" else solved), excess
 
 
 def solve_head(

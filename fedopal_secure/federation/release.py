@@ -26,13 +26,14 @@ RELEASE = "release"
 class Release(Message, frozen=True, tag="release"):
     """The last entry of a transcript: how the head was made of the sum of `session`, and the model in full.
 
-    `rule`, `value` (0 for a rule that finds lambda) and `intercept` are the server's `HeadSettings`. `noisy` is empty,
-    or in mode `central` the sums with the server's noise that the head was made of: int64, little-endian, R, C and
-    counts as `to_arrays` has them. `model` is the file without what says where it comes from, which is not known before
-    this entry is written.
+    `kind`, `rule`, `value` (0 for a rule that finds lambda) and `intercept` are the server's `HeadSettings`. `noisy` is
+    empty, or in mode `central` the sums with the server's noise that the head was made of: int64, little-endian, R, C
+    and counts as `to_arrays` has them. `model` is the file without what says where it comes from, which is not known
+    before this entry is written.
     """
 
     session: Bytes32
+    kind: str
     rule: str
     value: float
     intercept: bool

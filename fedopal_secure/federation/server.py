@@ -24,6 +24,7 @@ from fedopal_secure.core.server import Sum
 from fedopal_secure.core.shamir import Entropy
 from fedopal_secure.encoding.feature_map import FeatureMap
 from fedopal_secure.federation.config import HeadSettings
+from fedopal_secure.federation.heads import WITH_VALUE
 from fedopal_secure.federation.release import RELEASE, Release, make_model, pack_noisy
 from fedopal_secure.federation.round_sums import RoundSums
 from fedopal_secure.federation.secure_sum import RECORDED, SILENT
@@ -201,8 +202,8 @@ class RoundServer:
             statistics = self.statistics()
             model = make_model(task, statistics, len(summed.survivors), head, prompts, proposal.public_map)
         noisy = b"" if central_release(task) is None else pack_noisy(statistics)
-        value = head.value if head.rule == "fixed" else 0.0
-        last = Release(summed.session, head.rule, value, head.intercept, noisy, model.to_bytes())
+        value = head.value if head.rule in WITH_VALUE else 0.0
+        last = Release(summed.session, head.kind, head.rule, value, head.intercept, noisy, model.to_bytes())
         self._transcript.record(summed.session, RELEASE, SERVER, encode(last))
         signed = model.signed(self._key, self._transcript.head)
         self._transcript.sign(signed)

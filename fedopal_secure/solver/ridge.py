@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +15,7 @@ from fedopal_secure.core.errors import InputError, MisuseError
 from fedopal_secure.solver.gcv import RidgeSpectrum, choose_ridge
 from fedopal_secure.solver.moments import Moments
 
-RIDGE_RULES: Final = ("gcv", "fixed")
+RIDGE_RULES: Final = ("gcv", "fixed", "relative")
 PAPER_RIDGE: Final = 1e-6
 
 
@@ -45,17 +45,14 @@ def solve_ridge(
     """W = (R + lambda I)^-1 C, by a factorisation and never by an inverse; FedOPAL eq. 9.
 
     `rule` "fixed" takes lambda from `ridge` (a Cholesky factorisation, or the eigendecomposition where rounding makes
-    the matrix singular); "gcv" ignores `ridge` and chooses lambda. With `intercept`, R and C are centred first and the
+    the matrix singular); "relative" takes `ridge` times the mean of R's diagonal, which means the same for any number
+    of images; "gcv" ignores `ridge` and chooses lambda. With `intercept`, R and C are centred first and the
     intercept is free of the penalty; without, it is zero and "fixed" is the paper's equation as published.
     Equal moments give equal heads, bit for bit, on one machine with one BLAS and one number of its threads (another
     number changes the last digits). Raises InputError for a rule or a lambda that does not exist.
     """
-    if rule not in RIDGE_RULES:
-        raise InputError(f"there is no lambda rule {rule!r}: give one of {', '.join(RIDGE_RULES)}")
-    if rule == "fixed" and not (math.isfinite(ridge) and ridge >= 0):
-        raise InputError(f"lambda {ridge}: give a number that is not negative")
-    weights = None
-    if rule == "fixed":
+    ridge, weights = _given(moments, rule, ridge), None
+    if rule != "gcv":
         gram, cross = (moments.centred_r(), moments.centred_c()) if intercept else (moments.r, moments.c)
         weights = cholesky_weights(gram, cross, ridge)
     if weights is None:
@@ -64,6 +61,21 @@ def solve_ridge(
             ridge = choose_ridge(spectrum)
         weights = spectrum.weights(ridge)
     return RidgeHead(weights, _offset(moments, weights, intercept), ridge, rule)
+
+
+def chosen_ridge(moments: Moments, rule: str, value: float) -> float:
+    """The lambda of a rule, for a head of another kind; "gcv" is that of the ridge head with an intercept."""
+    return choose_ridge(_spectrum(moments, True)) if rule == "gcv" else _given(moments, rule, value)
+
+
+def normalised(head: RidgeHead) -> RidgeHead:
+    """The head with each class's weights scaled to length 1, and its intercept with them.
+
+    Least squares gives a class of few images short weights, and so small scores; here the direction alone decides.
+    """
+    lengths = np.linalg.norm(head.weights, axis=0)
+    scale = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    return replace(head, weights=head.weights * scale, intercept=head.intercept * scale)
 
 
 def gcv_head(moments: Moments, ridge: float, *, intercept: bool = True) -> tuple[RidgeHead, float]:
@@ -90,6 +102,15 @@ def rounding(moments: Moments, ridge: float, *, intercept: bool = True) -> float
     if not len(eigenvalues):
         return 0.0
     return float(len(moments.r) * np.finfo(np.float64).eps * eigenvalues[-1] / eigenvalues[0])
+
+
+def _given(moments: Moments, rule: str, value: float) -> float:
+    """The lambda that a rule makes of its value; "gcv" makes nothing of it."""
+    if rule not in RIDGE_RULES:
+        raise InputError(f"there is no lambda rule {rule!r}: give one of {', '.join(RIDGE_RULES)}")
+    if rule != "gcv" and not (math.isfinite(value) and value >= 0):
+        raise InputError(f"lambda {value}: give a number that is not negative")
+    return value * float(np.trace(moments.r)) / len(moments.r) if rule == "relative" else value
 
 
 def _spectrum(moments: Moments, intercept: bool) -> RidgeSpectrum:

@@ -59,7 +59,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "central noise": {"privacy": {"epsilon": 4.0, "mode": "central"}},
     "local noise": {"privacy": {"epsilon": 4.0, "mode": "local"}},
     "fixed lambda": {"head": {"rule": "fixed", "value": 0.5}},
+    "relative lambda": {"head": {"rule": "relative", "value": 0.01}},
     "no intercept": {"head": {"intercept": False}},
+    "lda": {"head": {"kind": "lda"}},
+    "normalised": {"head": {"kind": "ridge-normalised"}},
 }
 
 
@@ -504,10 +507,10 @@ def test_a_model_with_more_in_it(whole: Round, tmp_path: Path) -> None:
     assert "not written as one is" in found.finding.reason
 
 
-@pytest.mark.parametrize("core", ["Haswell", "Nehalem"])
-def test_a_head_made_with_another_blas_is_ok(core: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("core", "kind"), [("Haswell", "ridge"), ("Nehalem", "ridge"), ("Haswell", "lda")])
+def test_a_head_made_with_another_blas_is_ok(core: str, kind: str, tmp_path: Path) -> None:
     """Of few images, where rounding moves the minimum of cross-validation by orders of magnitude."""
-    run_round(tmp_path / "run", protocol="plain", train_limit=40, alpha=1000.0)
+    run_round(tmp_path / "run", protocol="plain", train_limit=40, alpha=1000.0, head={"kind": kind})
     command = [sys.executable, "-m", "fedopal_secure.cli", "audit", "verify", str(tmp_path / "run"), "--json"]
     done = subprocess.run(
         [*command, "--trust", str(tmp_path / "run" / "trust.toml")],

@@ -89,6 +89,25 @@ def test_keys_new_prints_the_public_key_only(tmp_path: Path) -> None:
     assert "PRIVATE" not in line
 
 
+def test_heads_of_other_kinds_come_of_the_same_sums() -> None:
+    common = ("simulate", "--clients", 3, "--train-limit", 300, "--prompts", "none", "--json")
+    found = {
+        arguments: json.loads(run(*common, *arguments))
+        for arguments in [(), ("--head", "lda"), ("--head", "ridge-normalised"), ("--lambda", "relative:0.01")]
+    }
+    assert len({json.dumps(result["lambda"]) for result in found.values()}) == 2  # lda takes the lambda of ridge
+    assert found["--lambda", "relative:0.01"]["lambda"]["rule"] == "relative"
+    assert all(result["accuracy"] > 0.6 for result in found.values())
+    assert len({result["accuracy"] for result in found.values()}) > 1
+    for arguments, reason in [
+        (("--head", "best"), "head.kind"),
+        (("--head", "lda", "--epsilon", "4"), "needs exact sums"),
+    ]:
+        result = runner.invoke(app, [str(argument) for argument in (*common, *arguments)])
+        assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+        assert reason in result.stderr
+
+
 def test_audit_verify_as_text_and_as_json(released: Path, tmp_path: Path) -> None:
     said = run("audit", "verify", released, "--trust", released / "trust.toml")
     assert "OK: " in said
