@@ -235,7 +235,8 @@ class Replay:
     def _public(self, model: Model) -> tuple[NDArray[np.float32] | None, FeatureMap | None]:
         """The prompts and the feature map; public ones are taken from the model and checked by their hash."""
         task = self.sums.task
-        require(feature_map_name(model.public_map) == task.feature_map, "has another feature map than was agreed")
+        feature_map = feature_map_name(task.backbone, model.public_map)
+        require(feature_map == task.feature_map, "has another feature map than was agreed")
         if task.prompt_mode != "public":
             return self.sums.prompts(None), model.public_map
         known = model.prompts is not None and prompts_digest(model.prompts) == task.prompt_source

@@ -205,7 +205,7 @@ class RoundClient:
         mine = (backbone.id, bytes.fromhex(backbone.hash), backbone.preprocessing)
         require("backbone", named == mine, "the proposed backbone is not the one that this client has loaded")
         own_map = self._public_map
-        known = task.feature_map == feature_map_name(own_map)
+        known = task.feature_map == feature_map_name(backbone.id, own_map)
         require("feature_map", known, f"feature map {task.feature_map!r} is not the one that this client has loaded")
         dimension = backbone.feature_dim if own_map is None else own_map.dimension
         require("feature_dimension", task.feature_dimension == dimension, f"{task.feature_dimension}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Final
 
@@ -31,6 +32,7 @@ from fedopal_secure.statistics.sums import SufficientStatistics
 
 PROMPTS_SESSION: Final = "prompts"
 STATISTICS_SESSION: Final = "statistics"
+_JOINED_OR_RANDOM: Final = re.compile(r"(\+(joined|random):[0-9]+)+$")
 
 
 def session_names(prompt_mode: str, min_contributors: int) -> tuple[str, ...]:
@@ -87,9 +89,14 @@ def session_segments(
     return tuple(replace(segment, width=residue) for segment in segments)
 
 
-def feature_map_name(public_map: FeatureMap | None) -> str:
-    """How a task names what becomes of a [CLS] feature before it is put on the grid."""
-    return "cls" if public_map is None else f"cls, public map {public_map.digest().hex()}"
+def feature_map_name(backbone: str, public_map: FeatureMap | None) -> str:
+    """How a task names the feature of the backbone of this name, and what becomes of it before it is put on the grid.
+
+    "cls", or the maps that the backbone's name ends in ("joined:2", "joined:2+random:2000").
+    """
+    found = _JOINED_OR_RANDOM.search(backbone)
+    feature = found[0][1:] if found else "cls"
+    return feature if public_map is None else f"{feature}, public map {public_map.digest().hex()}"
 
 
 def feature_grid(task: Task) -> FeatureGrid:

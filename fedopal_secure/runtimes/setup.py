@@ -148,7 +148,7 @@ def make_task(
         backbone=backbone.id,
         backbone_hash=bytes.fromhex(backbone.hash),
         preprocessing=backbone.preprocessing,
-        feature_map=feature_map_name(public_map),
+        feature_map=feature_map_name(backbone.id, public_map),
         feature_dimension=backbone.feature_dim if public_map is None else public_map.dimension,
         feature_bound=config.features.bound,
         feature_bits=config.features.bits,

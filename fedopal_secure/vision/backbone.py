@@ -1,4 +1,4 @@
-"""What every frozen vision transformer offers the method: images to tokens, tokens to one [CLS] feature.
+"""What every frozen vision transformer offers the method: images to tokens, tokens to one feature, [CLS] if no other.
 
 An adapter per library (`timm_vit`, `open_clip_vit`) fills it in; `load_backbone` finds the adapter by name. What the
 adapters share about weights is here too: the fingerprint, and the ways to a local file and to a hub.
@@ -28,14 +28,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedopal_secure.core.errors import InputError
+from fedopal_secure.core.errors import InputError, MisuseError
 from fedopal_secure.vision.devices import device_named
 from fedopal_secure.vision.preprocessing import Preprocessing
 from fedopal_secure.vision.prompts import insert_prompts
 
 KNOWN: Final = (
     "embedded, timm:NAME, timm:NAME@CHECKPOINT, open_clip:ARCH/TAG, open_clip:ARCH/CHECKPOINT "
-    "(a checkpoint is a file, or its name within $FEDOPAL_WEIGHTS)"
+    "(a checkpoint is a file, or its name within $FEDOPAL_WEIGHTS), and behind it +joined:LAYERS, +random:COUNT or both"
 )
 HUB_TIMEOUT_S: Final = 5.0
 
@@ -49,6 +49,8 @@ class Backbone(nn.Module, ABC):
             (up to the rounding of one machine and library).
         embed_dim: D, the width of the tokens.
         feature_dim: d, the length of a feature.
+        depth: the number of blocks.
+        patches: L, the number of patch tokens, which are the last ones.
         preprocessing: both preprocessing steps in words, for the session parameters.
     """
 
@@ -56,6 +58,8 @@ class Backbone(nn.Module, ABC):
     hash: str
     embed_dim: int
     feature_dim: int
+    depth: int = 0  # an adapter that leaves it has no feature but its own
+    patches: int = 0
 
     def __init__(self, pixels: Preprocessing) -> None:
         super().__init__()
@@ -66,6 +70,11 @@ class Backbone(nn.Module, ABC):
     def device(self) -> torch.device:
         """Where the weights are, and so where everything is computed."""
         return next(self.parameters()).device
+
+    @property
+    def pixels(self) -> Preprocessing:
+        """Both preprocessing steps."""
+        return self._pixels
 
     @property
     def image_size(self) -> int:
@@ -106,7 +115,14 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, tokens: Tensor) -> Tensor:
-        """Tokens (n, any number, D), [CLS] first, through the frozen blocks to the [CLS] feature (n, d)."""
+        """Tokens (n, any number, D), [CLS] first, through the frozen blocks to the feature (n, d)."""
+
+    def layers(self, tokens: Tensor, count: int) -> list[Tensor]:
+        """Tokens as `encode` takes them, to all tokens after each of the last `count` blocks, the last block's last.
+
+        Every one goes through the norm, and the projection if there is one, that `encode` puts [CLS] through.
+        """
+        raise MisuseError(f"{type(self).__name__} does not give the tokens of its blocks")
 
     def forward(self, images: Tensor, prompts: Tensor | None = None) -> Tensor:
         """Images (n, channels, s, s), and prompts (M, D) or none, to features (n, d); FedOPAL eq. 4, 5."""
@@ -237,12 +253,17 @@ def _answers(url: str) -> bool:
 def load_backbone(name: str, image_size: int | None = None, device: str = "auto") -> Backbone:
     """Load a frozen backbone by name: "embedded", "timm:NAME[@CHECKPOINT]" or "open_clip:ARCH/TAG-or-CHECKPOINT".
 
+    The name may end in "+joined:LAYERS", "+random:COUNT" or both: features other than [CLS] (`feature_maps`).
+
     `image_size` overrides the size the weights were trained at, where positional embeddings can be resampled; `device`
     is as `device_named` takes it. Raises InputError, in one line, for an unknown name or device, an unusable checkpoint
     or size, or weights that cannot be fetched.
     """
     place = device_named(device)  # before anything is fetched
-    return _load(name, image_size).to(place)
+    from fedopal_secure.vision.feature_maps import split_name, with_maps
+
+    own, maps = split_name(name)
+    return with_maps(_load(own, image_size), maps).to(place)
 
 
 def _load(name: str, image_size: int | None) -> Backbone:

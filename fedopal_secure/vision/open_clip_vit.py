@@ -57,6 +57,7 @@ class OpenClipVit(Backbone):
         self.projected = projected
         width, output = tower.proj.shape
         self.embed_dim, self.feature_dim = width, output if projected else width
+        self.depth, self.patches = len(tower.transformer.resblocks), len(tower.positional_embedding) - 1
         settings = {"preprocessing": str(pixels), "projected": projected, **_settings(tower)}
         self.hash = fingerprint({}, {"weights": weights_hash, **settings})
         self.freeze()
@@ -71,6 +72,15 @@ class OpenClipVit(Backbone):
         """See `Backbone.encode`."""
         feature = self.tower.ln_post(self.tower.transformer(tokens)[:, 0])
         return feature @ self.tower.proj if self.projected else feature
+
+    def layers(self, tokens: Tensor, count: int) -> list[Tensor]:
+        """See `Backbone.layers`."""
+        after = []
+        for block in self.tower.transformer.resblocks:
+            tokens = block(tokens)
+            after.append(tokens)
+        normed = [self.tower.ln_post(layer) for layer in after[-count:]]
+        return [layer @ self.tower.proj for layer in normed] if self.projected else normed
 
 
 def load_open_clip(name: str, image_size: int | None) -> OpenClipVit:

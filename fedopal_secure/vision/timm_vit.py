@@ -35,6 +35,7 @@ class TimmVit(Backbone):
         self.id = name
         self.vit = vit
         self.embed_dim = self.feature_dim = vit.embed_dim
+        self.depth, self.patches = len(vit.blocks), vit.patch_embed.num_patches
         self.hash = fingerprint({}, {"weights": weights_hash, "preprocessing": str(pixels), **_settings(vit)})
         self.freeze()
 
@@ -46,6 +47,14 @@ class TimmVit(Backbone):
     def encode(self, tokens: Tensor) -> Tensor:
         """See `Backbone.encode`."""
         return self.vit.fc_norm(self.vit.norm(self.vit.blocks(tokens)[:, 0]))
+
+    def layers(self, tokens: Tensor, count: int) -> list[Tensor]:
+        """See `Backbone.layers`."""
+        after = []
+        for block in self.vit.blocks:
+            tokens = block(tokens)
+            after.append(tokens)
+        return [self.vit.fc_norm(self.vit.norm(layer)) for layer in after[-count:]]
 
 
 def load_timm(architecture: str, checkpoint: str | None, image_size: int | None) -> TimmVit:

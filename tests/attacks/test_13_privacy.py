@@ -229,7 +229,7 @@ def altered_map(people: People) -> Outcome:
     """The server hands out the altered map, and proposes the one that was agreed, as everyone can read later."""
     marked(people)
     people.map = ALTERED
-    found = marks(people.session(replace(private(), feature_map=feature_map_name(AGREED))).run())
+    found = marks(people.session(replace(private(), feature_map=feature_map_name("embedded", AGREED))).run())
     told = f"the victim's mark stands {found:.0f} standard deviations out of the noise: its images are in the sum"
     return Outcome(found > 6, told)
 
@@ -238,7 +238,7 @@ def another_map(people: People) -> Outcome:
     """The server proposes the altered map to clients who have loaded the one that was agreed."""
     marked(people)
     people.map = AGREED
-    session = people.session(replace(EXACT, feature_map=feature_map_name(ALTERED))).run()
+    session = people.session(replace(EXACT, feature_map=feature_map_name("embedded", ALTERED))).run()
     under = [people.exact(EXACT, session.survivors, public_map) for public_map in (AGREED, ALTERED)]
     same = [np.array_equal(session.shown()[C], arrays[C]) for arrays in under]
     return Outcome(same == [True, False], "statistics under the agreed map, signed for as if under the altered one")
@@ -373,7 +373,7 @@ test_defended, test_control = suite(
         played(altered_map),
         "federation.client.feature_map_name",
         "'feature_map'",
-        always(feature_map_name(AGREED)),
+        always(feature_map_name("embedded", AGREED)),
     ),
     Attack(
         13,
@@ -382,7 +382,7 @@ test_defended, test_control = suite(
         played(another_map),
         "federation.client.feature_map_name",
         "'feature_map'",
-        always(feature_map_name(ALTERED)),
+        always(feature_map_name("embedded", ALTERED)),
     ),
 )
 
@@ -407,7 +407,7 @@ def test_under_the_agreed_map_the_mark_is_lost_in_the_noise() -> None:
     with contextlib.closing(People()) as people:
         marked(people)
         people.map = AGREED
-        assert marks(people.session(replace(private(), feature_map=feature_map_name(AGREED))).run()) < 3
+        assert marks(people.session(replace(private(), feature_map=feature_map_name("embedded", AGREED))).run()) < 3
 
 
 # Where two defences stand.
