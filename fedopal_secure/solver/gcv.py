@@ -12,12 +12,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigh
-from scipy.optimize import minimize_scalar
+from scipy.optimize import brentq, minimize_scalar
 
 # Searched range, in units of the largest eigenvalue: from where rounding drowns lambda to where W is all but zero.
 _LOWEST: Final = 1e-10
 _HIGHEST: Final = 1e3
 _GRID_POINTS: Final = 131  # ten for each decade
+# Of the rows, at least this share must remain as residual freedom: closer to interpolation, images that resemble each
+# other make the residual of a useless fit look small. docs/accuracy.md has what it is worth.
+LEAST_FREEDOM: Final = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,14 +83,17 @@ class RidgeSpectrum:
 
 
 def choose_ridge(spectrum: RidgeSpectrum) -> float:
-    """The lambda > 0 that minimises `RidgeSpectrum.gcv`, deterministic: a logarithmic grid, then Brent's method.
+    """The lambda > 0 that minimises `RidgeSpectrum.gcv` where at least `LEAST_FREEDOM` of the rows remain.
+
+    Deterministic: a logarithmic grid, then Brent's method. The bound is met by any lambda where features are fewer than
+    half the images, and rules out lambdas that are too small where they are more.
 
     Where every lambda gives the same predictions (all images alike, or all of one class), the answer is 1.
     """
     if not len(spectrum.eigenvalues) or spectrum.target == 0:
         return 1.0
     largest = float(spectrum.eigenvalues[-1])
-    grid = np.linspace(math.log(_LOWEST), math.log(_HIGHEST), _GRID_POINTS)
+    grid = np.linspace(_least(spectrum, largest), math.log(_HIGHEST), _GRID_POINTS)
     scores = spectrum.gcv(largest * np.exp(grid))
     best = _GRID_POINTS - 1 - int(np.argmin(scores[::-1]))  # of equal scores, the more stable one
     refined: Any = minimize_scalar(
@@ -98,3 +104,20 @@ def choose_ridge(spectrum: RidgeSpectrum) -> float:
     )
     x = float(refined.x) if refined.fun < scores[best] else float(grid[best])
     return largest * math.exp(x)
+
+
+def is_searched(spectrum: RidgeSpectrum, ridge: float) -> bool:
+    """Whether `choose_ridge` may choose this lambda on some machine: enough freedom is left, up to rounding."""
+    return float(spectrum.residual_freedom(ridge)) >= (LEAST_FREEDOM - 1e-6) * spectrum.freedom
+
+
+def _least(spectrum: RidgeSpectrum, largest: float) -> float:
+    """The logarithm of where the search begins, in units of the largest eigenvalue."""
+
+    def spare(x: float) -> float:
+        return float(spectrum.residual_freedom(largest * math.exp(x))) - LEAST_FREEDOM * spectrum.freedom
+
+    lowest, highest = math.log(_LOWEST), math.log(_HIGHEST)
+    if spare(lowest) >= 0:
+        return lowest
+    return float(brentq(spare, lowest, highest, xtol=1e-9))

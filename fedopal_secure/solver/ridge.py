@@ -12,7 +12,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.linalg.lapack import dpocon
 
 from fedopal_secure.core.errors import InputError, MisuseError
-from fedopal_secure.solver.gcv import RidgeSpectrum, choose_ridge
+from fedopal_secure.solver.gcv import RidgeSpectrum, choose_ridge, is_searched
 from fedopal_secure.solver.moments import Moments
 
 RIDGE_RULES: Final = ("gcv", "fixed", "relative")
@@ -90,7 +90,8 @@ def gcv_head(moments: Moments, ridge: float, *, intercept: bool = True) -> tuple
     best = choose_ridge(spectrum)
     if ridge == best:
         return head, 0.0
-    if not (math.isfinite(ridge) and ridge > 0 and len(spectrum.eigenvalues)):
+    known = math.isfinite(ridge) and ridge > 0 and len(spectrum.eigenvalues)
+    if not known or not is_searched(spectrum, ridge):
         return head, math.inf
     told, least = float(spectrum.gcv(ridge)), float(spectrum.gcv(best))
     return head, told / least - 1 if least > 0 and math.isfinite(told) else math.inf

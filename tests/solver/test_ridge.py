@@ -121,7 +121,10 @@ def test_gcv_chooses_the_minimum_of_brute_force(n: int, dimension: int, spread: 
 
     def gcv(ridge: float) -> float:
         hat = (u * (s**2 / (s**2 + ridge))) @ u.T
-        return float(((y - hat @ y) ** 2).sum()) / (n - intercept - np.trace(hat)) ** 2
+        left = n - intercept - np.trace(hat)
+        if left < (n - intercept) / 2 * (1 - 1e-9):  # closer to interpolation it does not look
+            return math.inf
+        return float(((y - hat @ y) ** 2).sum()) / left**2
 
     # below 1e-5 of the largest eigenvalue the brute force itself drowns in rounding when n < d
     best = min(gcv(s[0] ** 2 * 10**e) for e in np.linspace(-5, 3, 400))
@@ -314,6 +317,23 @@ def test_the_head_does_not_depend_on_where_memory_lies() -> None:
         again = solve_ridge(Moments(r, c, p.moments.counts))
         assert again.weights.tobytes() == reference.weights.tobytes()
         assert again.ridge == reference.ridge
+
+
+def test_near_copies_do_not_talk_gcv_into_interpolation() -> None:
+    """A third of the people have a copy: a fit of every person leaves no residual, and says nothing of others."""
+    rng = np.random.default_rng(5)
+    person = np.concatenate([np.arange(60), np.arange(20)])
+    features = rng.standard_normal((60, 200))[person] + 0.01 * rng.standard_normal((80, 200))
+    problem = Problem(features, rng.integers(0, 2, 60)[person], 2)
+    spectrum = problem.spectrum(True)
+    lambdas = spectrum.eigenvalues[-1] * np.logspace(-9, 2, 400)
+    unbound = float(lambdas[int(np.argmin(spectrum.gcv(lambdas)))])
+    chosen = solve_ridge(problem.moments, "gcv").ridge
+    assert float(spectrum.residual_freedom(unbound)) < 0.3 * spectrum.freedom
+    assert float(spectrum.residual_freedom(chosen)) == pytest.approx(0.5 * spectrum.freedom, rel=1e-6)
+    # A server that releases the head of the other one, and says that it is GCV's, is found out.
+    assert gcv_head(problem.moments, unbound)[1] == math.inf
+    assert gcv_head(problem.moments, chosen)[1] == 0
 
 
 def test_choose_ridge_refines_between_grid_points() -> None:
