@@ -20,6 +20,7 @@ from fedopal_secure.core.errors import InputError
 from fedopal_secure.data.datasets import load_dataset
 from fedopal_secure.encoding.grid import FeatureGrid
 from fedopal_secure.encoding.layout import statistics_segments
+from fedopal_secure.solver import gcv
 from fedopal_secure.solver.lda import solve_lda
 from fedopal_secure.solver.moments import Moments
 from fedopal_secure.solver.ridge import normalised, solve_ridge
@@ -88,9 +89,13 @@ def main(
     fold_count: Annotated[int, typer.Option("--folds", min=2, help="Folds of each draw.")] = 3,
     limit: Annotated[int | None, typer.Option(help="Use so many training images.")] = None,
     cache: Annotated[Path, typer.Option(help="Folder to keep features in.")] = Path("runs/feature_maps"),
+    least_freedom: Annotated[
+        float, typer.Option(min=0, max=1, help="Of the rows, what GCV must leave; 0 takes the bound away.")
+    ] = gcv.LEAST_FREEDOM,
     out: Annotated[Path | None, typer.Option(help="Write what was found as JSON.")] = None,
 ) -> None:
     """Compare them; the text for people is in HELP."""
+    gcv.LEAST_FREEDOM = least_freedom
     screen, where, chosen = console(), environment(), feature_map or list(MAPS)
     suffixes = ["" if name == "cls" else f"+{name}" for name in chosen]
     try:

@@ -62,7 +62,11 @@ def simulate(
     train_limit: Annotated[int | None, typer.Option(help="Use only this many training images.")] = None,
     skip_unreadable: Annotated[bool, typer.Option(help="Skip and count unreadable images.")] = False,
     backbone: Annotated[
-        str | None, typer.Option(help="'embedded', 'timm:NAME[@FILE]' or 'open_clip:ARCH/TAG-or-FILE'.")
+        str | None,
+        typer.Option(
+            help="'embedded', 'timm:NAME[@FILE]' or 'open_clip:ARCH/TAG-or-FILE'; +joined:LAYERS or +random:COUNT "
+            "behind it makes features other than [CLS].",
+        ),
     ] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the backbone's input, pixels.")] = None,
     device: Annotated[str | None, typer.Option(help=DEVICE_HELP)] = None,
