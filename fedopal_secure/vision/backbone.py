@@ -50,7 +50,7 @@ class Backbone(nn.Module, ABC):
         embed_dim: D, the width of the tokens.
         feature_dim: d, the length of a feature.
         depth: the number of blocks.
-        patches: L, the number of patch tokens, which are the last ones.
+        patch_count: L, the number of patch tokens, which are the last ones.
         preprocessing: both preprocessing steps in words, for the session parameters.
     """
 
@@ -59,7 +59,7 @@ class Backbone(nn.Module, ABC):
     embed_dim: int
     feature_dim: int
     depth: int = 0  # an adapter that leaves it has no feature but its own
-    patches: int = 0
+    patch_count: int = 0
 
     def __init__(self, pixels: Preprocessing) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ class _Mapped(Backbone):
         self.id = f"{inner.id}+{suffix}"
         self.hash = fingerprint({}, {"backbone": inner.hash, "features": suffix})
         self.embed_dim, self.feature_dim = inner.embed_dim, feature_dim
-        self.depth, self.patches = inner.depth, inner.patches
+        self.depth, self.patch_count = inner.depth, inner.patch_count
 
     def embed(self, images: Tensor) -> Tensor:
         """See `Backbone.embed`."""
@@ -64,7 +64,7 @@ class JoinedTokens(_Mapped):
         blocks = [
             nn.functional.normalize(token, dim=1)
             for layer in self.inner.layers(tokens, self._count)
-            for token in (layer[:, 0], layer[:, -self.patches :].mean(dim=1))
+            for token in (layer[:, 0], layer[:, -self.patch_count :].mean(dim=1))
         ]
         return torch.cat(blocks, dim=1)
 

@@ -57,7 +57,7 @@ class OpenClipVit(Backbone):
         self.projected = projected
         width, output = tower.proj.shape
         self.embed_dim, self.feature_dim = width, output if projected else width
-        self.depth, self.patches = len(tower.transformer.resblocks), len(tower.positional_embedding) - 1
+        self.depth, self.patch_count = len(tower.transformer.resblocks), len(tower.positional_embedding) - 1
         settings = {"preprocessing": str(pixels), "projected": projected, **_settings(tower)}
         self.hash = fingerprint({}, {"weights": weights_hash, **settings})
         self.freeze()

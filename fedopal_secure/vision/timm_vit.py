@@ -35,7 +35,7 @@ class TimmVit(Backbone):
         self.id = name
         self.vit = vit
         self.embed_dim = self.feature_dim = vit.embed_dim
-        self.depth, self.patches = len(vit.blocks), vit.patch_embed.num_patches
+        self.depth, self.patch_count = len(vit.blocks), vit.patch_embed.num_patches
         self.hash = fingerprint({}, {"weights": weights_hash, "preprocessing": str(pixels), **_settings(vit)})
         self.freeze()
 

@@ -63,7 +63,7 @@ def test_the_last_layer_of_a_clip_tower_gives_its_own_feature(
     folder = save_tiny(monkeypatch, tmp_path)
     plain, joined = tiny_clip(folder, projection), tiny_clip(folder, f"{projection}+joined:2")
     pixels = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(2))
-    assert (joined.depth, joined.patches, joined.feature_dim) == (2, 16, 4 * plain.feature_dim)
+    assert (joined.depth, joined.patch_count, joined.feature_dim) == (2, 16, 4 * plain.feature_dim)
     d = plain.feature_dim
     torch.testing.assert_close(joined(pixels)[:, 2 * d : 3 * d], unit(plain(pixels)))
     means = plain.layers(plain.embed(pixels), 1)[0][:, 1:].mean(1)
